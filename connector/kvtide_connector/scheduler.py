@@ -154,8 +154,11 @@ class KvtideScheduler(NixlPullConnectorScheduler):
         assert self.reader is not None
         wait = 0.0 if self._waited else self._settings.kvtide_ask_poll
         self._waited = True
+        asked = turn.load is Load.ASKED
         if not self.reader.poll(turn, request.block_hashes, request.num_prompt_tokens, wait):
             return None, False
+        if asked:
+            self._counts.add("ask_microseconds", (self._clock() - turn.asked_at) // 1000)
         tokens = self.reader.count(turn, num_computed_tokens)
         return tokens, tokens > 0
 

@@ -18,6 +18,7 @@ COUNTERS = {
     "leases_lost": "Leases ended by a cache reset.",
     "tickets_granted": "Tickets given to readers.",
     "tickets_refused": "Tickets refused to readers.",
+    "ask_microseconds": "Time that requests waited for tickets, in microseconds.",
     "loads_done": "Remote loads that completed in time.",
     "loads_failed": "Remote loads that ended in recomputation.",
     "loads_late": "Reads that completed after their deadline and were thrown away.",

@@ -20,7 +20,7 @@ def setting(default: Any, help: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": help})
 
 
-class _Seconds(click.ParamType):
+class _Seconds(click.ParamType[timedelta]):
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:

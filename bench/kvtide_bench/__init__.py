@@ -1,0 +1,1 @@
+"""kvtide's demo, sweeps and charts."""

@@ -1,0 +1,1 @@
+"""kvtide's OpenAI-compatible HTTP gateway."""

@@ -1,0 +1,1 @@
+"""kvtide's session, lease and routing services over Redis or Valkey."""

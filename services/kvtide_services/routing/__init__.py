@@ -1,0 +1,1 @@
+"""The routing service: a request becomes a plan."""

@@ -1,0 +1,1 @@
+"""The session service: records with a lease that clients renew."""

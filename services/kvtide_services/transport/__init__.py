@@ -1,0 +1,1 @@
+"""What the three servicers share: callers, errors, pages, the server."""
