@@ -1,21 +1,22 @@
 """``kvtide demo`` and ``kvtide up``."""
 
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import click
+from openai import OpenAIError
 
 from kvtide.cli.settings import settings_command
 from kvtide_bench import demo as demonstration
 from kvtide_bench.config import DemoSettings, UpSettings
 from kvtide_bench.local import Deployment, LocalSettings, NotReady
-from kvtide_bench.local.deployment import stop_on_sigterm
+from kvtide_bench.local.signals import interrupt_once
 
 _EXAMPLE = """
-Two turns of one conversation; the second reports the tokens that P read from D:
+Two turns of one conversation; the second reports the tokens that were reused:
 
   ask() {{ curl -si {url}/v1/chat/completions -H 'content-type: application/json' -d "$1" |
-    grep -iE '^x-kvtide|content'; }}
+    grep -iE '^(HTTP|x-kvtide)|content'; }}
   Q="Here is a note to remember. $(printf 'The tide turns twice a day. %.0s' $(seq 30)) What turns?"
   ask '{{"model":"smollm2","conversation_id":"c1","max_tokens":16,"temperature":0,
         "messages":[{{"role":"user","content":"'"$Q"'"}}]}}'
@@ -28,35 +29,40 @@ Two turns of one conversation; the second reports the tokens that P read from D:
 @settings_command(DemoSettings, "demo")
 def demo(settings: DemoSettings) -> None:
     """Hold one conversation with reuse off and on, on real engines; print a table, write charts and a JSON."""
-    stop_on_sigterm()
-    try:
-        demonstration.run(settings)
-    except NotReady as error:
-        raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        raise click.Abort from None
+    _guarded(lambda: demonstration.run(settings), f"logs are in {settings.directory / 'logs'}")
 
 
 @settings_command(UpSettings, "up")
 def up(settings: UpSettings) -> None:
     """Start a whole deployment and serve until Ctrl-C."""
-    stop_on_sigterm()
-    forced = ("--force-strategy", settings.force_strategy) if settings.force_strategy else ()
+    _guarded(lambda: _serve(settings), f"logs are in {settings.directory}")
+
+
+def _serve(settings: UpSettings) -> None:
     local = LocalSettings(
-        Path(settings.run_dir),
+        settings.directory,
         dtype=settings.dtype,
+        model=settings.model,
         gateway_port=settings.gateway_port,
-        gateway_args=forced,
+        gateway_args=("--force-strategy", settings.force_strategy) if settings.force_strategy else (),
         say=click.echo,
     )
+    with Deployment(local) as deployment:
+        click.echo(_EXAMPLE.format(url=deployment.url))
+        click.echo("Serving until Ctrl-C")
+        while not (ended := deployment.ended()):
+            time.sleep(0.5)
+        raise NotReady(f"{ended.name} ended by itself.\n{ended.tail()}")
+
+
+def _guarded(run: Callable[[], None], hint: str) -> None:
+    interrupt_once()
     try:
-        with Deployment(local) as deployment:
-            click.echo(_EXAMPLE.format(url=deployment.url))
-            click.echo("Serving until Ctrl-C")
-            while deployment.gateway.running and deployment.services.running:
-                time.sleep(0.5)
-            raise click.ClickException("a part ended by itself; see the logs")
-    except NotReady as error:
-        raise click.ClickException(str(error)) from error
+        run()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except (NotReady, OpenAIError, OSError) as error:
+        raise click.ClickException(f"{error}\n{hint}") from error
     except KeyboardInterrupt:
         click.echo("Stopped")
+        raise SystemExit(130) from None

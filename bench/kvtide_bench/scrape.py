@@ -1,11 +1,13 @@
 """Counters of a vLLM engine, and what changed between two readings."""
 
 import re
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{[^}]*\})? (\S+)$")
+_ENDED = "vllm:e2e_request_latency_seconds_count"
 Reading = Mapping[str, float]
 
 
@@ -20,6 +22,17 @@ def read(url: str) -> Reading:
             name = f"{match[1]}[{source[1]}]" if source else match[1]
             found[name] = found.get(name, 0.0) + float(match[3])
     return found
+
+
+def settled(url: str, before: Reading, timeout: float = 5.0) -> Reading:
+    """A reading in which a request that ended after ``before`` is counted; the last one after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        now = read(url)
+        ended = now.get(_ENDED, 0.0) > before.get(_ENDED, 0.0)
+        if ended or time.monotonic() > deadline:
+            return now
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True)

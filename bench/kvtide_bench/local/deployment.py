@@ -36,24 +36,35 @@ class LocalSettings:
     gateway_args: Sequence[str] = ()
     service_args: Sequence[str] = ()
     services_api_key: str = ""
+    """An operator's key, for services with an API key file."""
     engine_timeout: float = 300.0
     start_timeout: float = 30.0
-    say: Callable[[str], None] = str
+    say: Callable[[str], object] = str
+    """Told what happens, line by line; the default drops it."""
+
+    @property
+    def shared_key_file(self) -> Path:
+        """The key that the gateway signs directives with."""
+        return self.run_dir / "shared.key"
+
+    def check(self) -> None:
+        """Raises NotReady when something is missing that `make install` makes, or the gateway's port is taken."""
+        for path in (self.engine_python, self.model / "config.json"):
+            if not path.exists():
+                raise NotReady(f"{path} is missing; run `make install` first")
+        if self.gateway_port and listens(self.gateway_port):
+            raise NotReady(f"port {self.gateway_port} is taken")
 
 
 class Deployment:
     """A context: entered it serves, left nothing of it runs."""
 
     def __init__(self, settings: LocalSettings) -> None:
-        settings.run_dir.mkdir(parents=True, exist_ok=True)
         self._settings = settings
         self.valkey_port = free_port()
         self.services_port = free_port()
         self.gateway_port = settings.gateway_port or free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
-        self.shared_key_file = settings.run_dir / "shared.key"
-        self.shared_key_file.write_text(secrets.token_hex(32))
-        self.shared_key_file.chmod(0o600)
         self.valkey = self._store()
         self.services = self._kvtide("services", ["serve", "all", *self._service_args()])
         self.gateway = self._kvtide("gateway", ["gateway", *self._gateway_args()])
@@ -74,6 +85,7 @@ class Deployment:
     def start(self) -> None:
         """Raises NotReady."""
         say, settings = self._settings.say, self._settings
+        self._prepare()
         say(f"Starting Valkey, services and {len(self.engines)} engines; logs in {settings.run_dir}")
         self.start_valkey()
         for engine in self.engines.values():
@@ -96,6 +108,11 @@ class Deployment:
             engine.process.stop()
         self.services.stop()
         self.valkey.stop()
+
+    def ended(self) -> Process | None:
+        """A part that is not running, once all have been started."""
+        parts = [self.valkey, self.services, *(engine.process for engine in self.engines.values()), self.gateway]
+        return next((part for part in parts if not part.running), None)
 
     def start_valkey(self) -> None:
         """An empty store on the deployment's own port. Raises NotReady."""
@@ -132,6 +149,15 @@ class Deployment:
             metadata = (("authorization", f"Bearer {key}"),) if key else ()
             return list(stub.ListEngines(lease_pb2.ListEnginesRequest(), timeout=2, metadata=metadata).engines)
 
+    def _prepare(self) -> None:
+        settings = self._settings
+        settings.check()
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        for log in settings.run_dir.glob("*.log"):
+            log.unlink()
+        settings.shared_key_file.touch(mode=0o600)
+        settings.shared_key_file.write_text(secrets.token_hex(32))
+
     def _healthy(self) -> bool:
         with grpc.insecure_channel(f"127.0.0.1:{self.services_port}") as channel:
             try:
@@ -162,7 +188,7 @@ class Deployment:
 
     def _gateway_args(self) -> list[str]:
         services = f"127.0.0.1:{self.services_port}"
-        own = ["--port", str(self.gateway_port), "--shared-key-file", str(self.shared_key_file)]
+        own = ["--port", str(self.gateway_port), "--shared-key-file", str(self._settings.shared_key_file)]
         return [*own, "--routing-address", services, "--session-address", services, *self._settings.gateway_args]
 
     def _place(self) -> EnginePlace:
@@ -174,6 +200,6 @@ class Deployment:
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
             lease_address=f"127.0.0.1:{self.services_port}",
-            shared_key_file=self.shared_key_file,
+            shared_key_file=settings.shared_key_file,
             run_dir=settings.run_dir,
         )

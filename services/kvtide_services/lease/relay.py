@@ -31,6 +31,12 @@ class Relay:
         if self._links.get(engine.name, ("", None))[1] is outbox:
             del self._links[engine.name]
 
+    def drop(self, engine: pb.Engine) -> None:
+        """Ends the link of an engine that counts as gone, so that it attaches anew when it is alive after all."""
+        boot_id, outbox = self._links.get(engine.name, ("", None))
+        if outbox is not None and boot_id == engine.boot_id:
+            end(outbox)
+
     def ask(self, request: pb.TicketRequest, reader: Outbox) -> None:
         """Passes a reader's ask on to the holder, or refuses it at once."""
         boot_id, holder = self._links.get(request.engine, ("", None))

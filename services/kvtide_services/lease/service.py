@@ -132,6 +132,7 @@ class Registry:
     async def _publish_beat(self) -> None:
         for attached in self._mirror.expire():
             logger.warning("%s is gone: no beat for too long", attached.engine.name)
+            self._relay.drop(attached.engine)
             await self._store.drop_engine(attached.engine.name)
             await self._drop(list(attached.leases.values()))
         known = await self._store.incarnation(self._incarnation)
