@@ -36,6 +36,11 @@ def control_plane_ms(turns: Sequence[Turn]) -> float:
     return statistics.median(shares) if shares else float("nan")
 
 
+def strays(turns: Sequence[Turn], strategy: str) -> list[int]:
+    """Numbers of the turns that ran by another strategy, for instance because a leg took too long."""
+    return [turn.number for turn in turns if turn.strategy != strategy]
+
+
 def summary(
     off: Sequence[Turn], on: Sequence[Turn], settings: DemoSettings, engine: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -48,6 +53,7 @@ def summary(
         "ratio_last_turn": off[-1].ttft / on[-1].ttft,
         "control_plane_ms_median": control_plane_ms(on),
         "answers_equal": sum(a.answer == b.answer for a, b in zip(off, on, strict=True)),
+        "strays": {"off": strays(off, "PREFILL_FRESH"), "on": strays(on[1:], "PREFILL_REUSE")},
         "off": [turn.row() for turn in off],
         "on": [turn.row() for turn in on],
     }
@@ -56,12 +62,14 @@ def summary(
 def verdict(facts: Mapping[str, Any]) -> str:
     """The two numbers that the demo is about, and whether the answers agreed."""
     turns = len(facts["on"])
+    others = [f"{leg} {n}" for leg in ("off", "on") for n in facts["strays"][leg]]
     return (
         f"TTFT off / on at the last turn: {facts['ratio_last_turn']:.1f} (aim: at least {AIM_RATIO:.0f})\n"
         f"Control plane's share of a reuse turn's TTFT: median {facts['control_plane_ms_median']:.1f} ms"
         f" (aim: at most {AIM_CONTROL_PLANE_MS:.0f} ms)\n"
         f"Answers equal in both legs: {facts['answers_equal']} of {turns}"
         " (bfloat16 flips near ties now and then; --dtype float32 does not)"
+        + (f"\nTurns that did not run as asked (is the machine busy?): {', '.join(others)}" if others else "")
     )
 
 

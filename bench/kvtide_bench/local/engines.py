@@ -25,6 +25,10 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     kv_space_gib: int = 2
 
+    def __post_init__(self) -> None:
+        if self.role not in ("prefill", "decode", "plain"):
+            raise ValueError(f"role must be prefill, decode or plain, not {self.role!r}")
+
 
 @dataclass(frozen=True)
 class EnginePlace:

@@ -51,7 +51,7 @@ class Process:
     def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         """``env`` is added to this process's own environment."""
         self.name = name
-        self._argv = list(argv)
+        self.argv = list(argv)
         self._env = dict(env)
         self.log = log
         self._child: subprocess.Popen[bytes] | None = None
@@ -72,7 +72,7 @@ class Process:
         """Starts it in a session of its own; output is appended to the log."""
         with self.log.open("ab") as log, deferred():  # else an interrupt here could lose track of the child
             self._child = subprocess.Popen(
-                self._argv,
+                self.argv,
                 env={**os.environ, **self._env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
