@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CACHE := $(or $(KVTIDE_CACHE_DIR),.cache)
 MODEL := $(CACHE)/models/SmolLM2-135M-Instruct
 PROTOS := $(shell cd protos && find kvtide -name '*.proto' | sort)
-PACKAGES := kvtide_services kvtide_gateway kvtide_connector kvtide_bench
+PACKAGES := kvtide kvtide_services kvtide_gateway kvtide_connector kvtide_bench
 
 .PHONY: help install app demo up test check fmt protos protos-check vllm-surface clean
 
