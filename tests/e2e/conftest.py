@@ -28,9 +28,9 @@ class Answer:
 class World:
     """The deployment, and the plain engine that answers are compared with."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, http: httpx2.Client) -> None:
         self.deployment = deployment
-        self.http = httpx2.Client(timeout=300)
+        self.http = http
 
     def post(self, url: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> httpx2.Response:
         return self.http.post(f"{url}/v1/chat/completions", json=body, headers=headers or {})
@@ -69,5 +69,5 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     settings = LocalSettings(
         run_dir, engines, dtype="float32", max_model_len=4096, gateway_args=("--force-strategy", "PREFILL_REUSE")
     )
-    with Deployment(settings) as deployment:
-        yield World(deployment)
+    with Deployment(settings) as deployment, httpx2.Client(timeout=300) as http:
+        yield World(deployment, http)
