@@ -110,36 +110,3 @@ def test_transfer_params_of_a_client_never_reach_an_engine(world: "World") -> No
         "kvtide": {"mac": ""},
     }
     assert world.ask("thief", asked, kv_transfer_params=forged).text == world.plain(asked)
-
-
-def test_a_stream_says_how_it_ran_and_reuses(world: "World") -> None:
-    messages = [*grown(world, "stream"), user("And now?")]
-    body = world.body(messages) | {"conversation_id": "stream", "stream": True}
-    with world.http.stream("POST", f"{world.deployment.url}/v1/chat/completions", json=body) as response:
-        lines = [line for line in response.iter_lines() if line]
-    assert response.headers["x-kvtide-strategy"] == "PREFILL_REUSE"
-    assert lines[-1] == "data: [DONE]"
-
-
-@pytest.mark.parametrize("fault", [{"model": "unknown"}, {"max_tokens": 100_000}, {"temperature": -1}])
-def test_bad_input_gets_the_engines_own_status_and_error_body(world: "World", fault: dict[str, object]) -> None:
-    body = world.body([question("faults", 1)]) | fault
-    through = world.post(world.deployment.url, body | {"conversation_id": "faulty"})
-    direct = world.post(world.deployment.engines["plain"].url, body)
-    assert through.status_code == direct.status_code
-    assert through.json()["error"]["type"] == direct.json()["error"]["type"]
-
-
-def test_retention_none_holds_nothing(world: "World") -> None:
-    def held() -> int:
-        return next(s.beat.held_tokens for s in world.deployment.statuses() if s.engine.name == "decode-0")
-
-    def granted() -> float:
-        return read(world.deployment.engines["decode-0"].url).get("kvtide:leases_granted_total", 0.0)
-
-    before = granted()
-    body = world.body([question("none", 1)]) | {"conversation_id": "none"}
-    response = world.post(world.deployment.url, body, {"X-Kvtide-Retention": "none"})
-    assert response.status_code == 200
-    assert granted() == before
-    assert held() >= 0
