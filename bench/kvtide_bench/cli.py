@@ -11,6 +11,7 @@ from kvtide_bench import demo as demonstration
 from kvtide_bench.config import DemoSettings, UpSettings
 from kvtide_bench.local import Deployment, LocalSettings, NotReady
 from kvtide_bench.local.signals import interrupt_once
+from kvtide_bench.machine import dtype
 
 _EXAMPLE = """
 Two turns of one conversation; the second reports the tokens that were reused:
@@ -41,7 +42,7 @@ def up(settings: UpSettings) -> None:
 def _serve(settings: UpSettings) -> None:
     local = LocalSettings(
         settings.directory,
-        dtype=settings.dtype,
+        dtype=settings.dtype or dtype(),
         model=settings.model,
         gateway_port=settings.gateway_port,
         gateway_args=("--force-strategy", settings.force_strategy) if settings.force_strategy else (),

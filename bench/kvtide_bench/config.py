@@ -17,7 +17,7 @@ class UpSettings:
     cache_dir: str = setting(_CACHE, "Directory with the model; logs go there too.")
     run_dir: str = setting("", "Directory for logs; empty: run in the cache directory.")
     gateway_port: int = setting(8000, "Port that the deployment serves on.")
-    dtype: str = setting("bfloat16", "Weights and KV: bfloat16 or float32.")
+    dtype: str = setting("", "Weights and KV: bfloat16 or float32; empty: the one that this CPU computes faster.")
     force_strategy: str = setting("PREFILL_REUSE", "Strategy of every request; empty: routing decides.")
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class DemoSettings:
 
     cache_dir: str = setting(_CACHE, "Directory with the model; results go there too.")
     results: str = setting("", "Directory for the charts, the JSON and the logs; empty: demo in the cache directory.")
-    dtype: str = setting("bfloat16", "Weights and KV: bfloat16 or float32.")
+    dtype: str = setting("", "Weights and KV: bfloat16 or float32; empty: the one that this CPU computes faster.")
     turns: int = setting(8, "Turns of the conversation, over which the text is spread; at least 2.")
     answer_tokens: int = setting(48, "Most tokens of each answer.")
     turn_timeout: float = setting(300.0, "Seconds that one turn may take.")
@@ -63,5 +63,5 @@ class DemoSettings:
 
 
 def _check_dtype(dtype: str) -> None:
-    if dtype not in ("bfloat16", "float32"):
-        raise ValueError("dtype must be bfloat16 or float32")
+    if dtype not in ("", "bfloat16", "float32"):
+        raise ValueError("dtype must be bfloat16 or float32, or empty")

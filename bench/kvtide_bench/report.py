@@ -36,6 +36,10 @@ def control_plane_ms(turns: Sequence[Turn]) -> float:
     return statistics.median(shares) if shares else float("nan")
 
 
+def _met(aim: bool) -> str:
+    return "met" if aim else "missed"
+
+
 def strays(turns: Sequence[Turn], strategy: str) -> list[int]:
     """Numbers of the turns that ran by another strategy, for instance because a leg took too long."""
     return [turn.number for turn in turns if turn.strategy != strategy]
@@ -63,12 +67,13 @@ def verdict(facts: Mapping[str, Any]) -> str:
     """The two numbers that the demo is about, and whether the answers agreed."""
     turns = len(facts["on"])
     others = [f"{leg} {n}" for leg in ("off", "on") for n in facts["strays"][leg]]
+    ratio, share = facts["ratio_last_turn"], facts["control_plane_ms_median"]
     return (
-        f"TTFT off / on at the last turn: {facts['ratio_last_turn']:.1f} (aim: at least {AIM_RATIO:.0f})\n"
-        f"Control plane's share of a reuse turn's TTFT: median {facts['control_plane_ms_median']:.1f} ms"
-        f" (aim: at most {AIM_CONTROL_PLANE_MS:.0f} ms)\n"
+        f"TTFT off / on at the last turn: {ratio:.2f} (aim: at least {AIM_RATIO:.0f}, {_met(ratio >= AIM_RATIO)})\n"
+        f"Control plane's share of a reuse turn's TTFT: median {share:.1f} ms"
+        f" (aim: at most {AIM_CONTROL_PLANE_MS:.0f} ms, {_met(share <= AIM_CONTROL_PLANE_MS)})\n"
         f"Answers equal in both legs: {facts['answers_equal']} of {turns}"
-        " (bfloat16 flips near ties now and then; --dtype float32 does not)"
+        " (bfloat16 flips near ties now and then)"
         + (f"\nTurns that did not run as asked (is the machine busy?): {', '.join(others)}" if others else "")
     )
 

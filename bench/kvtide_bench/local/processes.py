@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +46,11 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def _with_parent() -> list[str]:
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+
+
 class Process:
     """A command that can be started, paused, killed and started again."""
 
@@ -69,10 +75,14 @@ class Process:
         return self._child is not None and self._child.poll() is None
 
     def start(self) -> None:
-        """Starts it in a session of its own; output is appended to the log."""
+        """Starts it in a session of its own; output is appended to the log.
+
+        Where the system has ``setpriv``, the process gets SIGTERM when the thread that called this ends, even if that
+        was killed: start what is to live on from the main thread.
+        """
         with self.log.open("ab") as log, deferred():  # else an interrupt here could lose track of the child
             self._child = subprocess.Popen(
-                self.argv,
+                [*_with_parent(), *self.argv],
                 env={**os.environ, **self._env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

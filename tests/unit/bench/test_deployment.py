@@ -53,7 +53,7 @@ def test_a_missing_installation_is_said_before_anything_starts(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("kind", "values"),
-    [(DemoSettings, {"dtype": "int8"}), (DemoSettings, {"turns": 1}), (UpSettings, {"dtype": ""})],
+    [(DemoSettings, {"dtype": "int8"}), (DemoSettings, {"turns": 1}), (UpSettings, {"dtype": "fp8"})],
 )
 def test_bad_settings_are_refused(kind: type[DemoSettings | UpSettings], values: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):

@@ -1,7 +1,7 @@
 import sys
 from pathlib import Path
 
-from kvtide_bench.machine import cpu, memory_gib, versions
+from kvtide_bench.machine import cpu, dtype, memory_gib, versions
 
 
 def test_the_processor_is_named(tmp_path: Path) -> None:
@@ -11,6 +11,14 @@ def test_the_processor_is_named(tmp_path: Path) -> None:
 
 def test_a_machine_without_cpuinfo_has_a_name_too(tmp_path: Path) -> None:
     assert cpu(tmp_path / "none").endswith(" cores")
+
+
+def test_bfloat16_is_used_where_the_processor_has_instructions_for_it(tmp_path: Path) -> None:
+    flags = tmp_path / "cpuinfo"
+    flags.write_text("flags : fpu avx2 avx512_bf16\n")
+    assert dtype(flags) == "bfloat16"
+    flags.write_text("flags : fpu avx2\n")
+    assert dtype(flags) == "float32"
 
 
 def test_memory_is_in_gib() -> None:

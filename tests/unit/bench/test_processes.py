@@ -132,15 +132,16 @@ def test_a_deferred_signal_arrives_when_the_block_is_left() -> None:
     assert reached
 
 
-def test_an_interrupt_leaves_nothing_running(process: MakeProcess, tmp_path: Path) -> None:
-    """A supervisor like the demo's, ended by one signal and hurried by more."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_supervisor_that_ends_leaves_nothing_running(number: signal.Signals, tmp_path: Path) -> None:
+    """One like the demo's: interrupted and hurried by a second signal, or killed without a chance to clean up."""
     code = f"""
 import sys, time
 from pathlib import Path
 from kvtide_bench.local import Process
 from kvtide_bench.local.signals import interrupt_once
 interrupt_once()
-child = Process("child", ["python3", "-u", "-c", {WITH_CHILD!r}], {{}}, Path({str(tmp_path / "child.log")!r}))
+child = Process("child", ["python3", "-u", "-c", {FOREVER!r}], {{}}, Path({str(tmp_path / "child.log")!r}))
 try:
     child.start()
     child.wait_until(lambda: "ready" in child.tail(), 20)
@@ -156,8 +157,8 @@ finally:
     try:
         supervisor.wait_until(lambda: "ready" in supervisor.tail(), 20)
         group = int(supervisor.tail().split()[1])
-        os.kill(supervisor.pid, signal.SIGINT)
-        os.kill(supervisor.pid, signal.SIGINT)
+        os.kill(supervisor.pid, number)
+        os.kill(supervisor.pid, number)
         assert gone(group)
         assert gone(supervisor.pid)
     finally:

@@ -49,8 +49,13 @@ def test_turns_that_fell_down_the_ladder_are_named(off: list[Turn], on: list[Tur
 
 def test_a_clean_run_names_none(off: list[Turn], on: list[Turn]) -> None:
     said = verdict(summary(off, on, DemoSettings(), {}))
-    assert "TTFT off / on at the last turn: 6.0" in said
+    assert "TTFT off / on at the last turn: 6.00 (aim: at least 5, met)" in said
     assert "did not run as asked" not in said
+
+
+def test_an_aim_that_rounding_would_reach_is_missed(off: list[Turn], on: list[Turn], turn: MakeTurn) -> None:
+    off[2], on[2] = turn(number=3, ttft=4.992), turn(number=3, ttft=1.0)
+    assert "4.99 (aim: at least 5, missed)" in verdict(summary(off, on, DemoSettings(), {}))
 
 
 def test_charts_and_every_number_are_written(off: list[Turn], on: list[Turn], tmp_path: Path) -> None:
