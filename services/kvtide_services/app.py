@@ -1,34 +1,32 @@
 """Builds the services from their settings: the one place that knows every part."""
 
 import asyncio
-import logging
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-import grpc
-
-from kvtide.lease.v1 import lease_pb2, lease_pb2_grpc
+from kvtide.lease.v1 import lease_pb2_grpc
 from kvtide.routing.v1 import routing_pb2_grpc
 from kvtide.session.v1 import session_pb2_grpc
-from kvtide_services.auth import TENANT_KEY, KeyRing
+from kvtide_services.auth import KeyRing
 from kvtide_services.config import ServeSettings
-from kvtide_services.errors import StoreUnavailable
 from kvtide_services.lease.mirror import Mirror
-from kvtide_services.lease.relay import Relay
-from kvtide_services.lease.service import Registry
+from kvtide_services.lease.publisher import Publisher
+from kvtide_services.lease.relay import LocalRelay
+from kvtide_services.lease.service import Registry, expire_forever
 from kvtide_services.lease.servicer import LeaseServicer
+from kvtide_services.metrics import Metrics, MetricsServer
 from kvtide_services.routing.directory import EngineDirectory
-from kvtide_services.routing.router import Router
+from kvtide_services.routing.router import Patience, Policy, Router
 from kvtide_services.routing.servicer import RoutingServicer
 from kvtide_services.session.keeper import LeaseReleaser, SessionKeeper, Terms
+from kvtide_services.session.releaser import RemoteReleaser, release_nothing
 from kvtide_services.session.servicer import SessionServicer
+from kvtide_services.session.sweeper import sweep_forever
 from kvtide_services.store.redis import RedisStore
 from kvtide_services.transport.server import Server
-
-logger = logging.getLogger(__name__)
 
 ALL = ("lease", "session", "routing")
 
@@ -36,16 +34,18 @@ ALL = ("lease", "session", "routing")
 class App:
     """One process of the control plane: some services behind one port."""
 
-    def __init__(self, settings: ServeSettings, services: tuple[str, ...] = ALL) -> None:
+    def __init__(self, settings: ServeSettings, services: Sequence[str] = ALL) -> None:
         """Binds the port. Raises ValueError, OSError or RuntimeError for settings that cannot work."""
-        self._settings = settings
-        self._store = RedisStore(settings.store_url, settings.store_timeout, settings.watch_history)
-        self._server = Server(KeyRing.from_file(settings.api_keys_file), settings.host, settings.port)
+        self._settings = s = settings
+        self.metrics = Metrics()
+        self._server = Server(KeyRing.from_file(s.api_keys_file), s.host, s.port)
+        redis = RedisStore(s.store_url, s.store_timeout, s.store_connections, s.watch_history, s.watch_limit)
+        self._store = self.metrics.store(redis)
         self._jobs: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._endings: list[Callable[[], None]] = []
+        self._closers: list[Callable[[], Awaitable[None]]] = [redis.aclose]
         self._tasks: list[asyncio.Task[None]] = []
-        self._relay: Relay | None = None
-        release = self._add_lease() if "lease" in services else self._remote_release
+        release = self._add_lease() if "lease" in services else self._remote_releaser()
         if "session" in services:
             self._add_session(release)
         if "routing" in services:
@@ -57,81 +57,69 @@ class App:
         return self._server.port
 
     async def start(self) -> None:
-        """Serves until :meth:`stop`."""
-        await self._server.start()
+        """Serves until :meth:`stop`. Raises OSError when the metrics port is taken."""
+        if self._settings.metrics_port:
+            server = MetricsServer(self.metrics, self._settings.host, self._settings.metrics_port)
+            self._endings.append(server.stop)
         self._tasks = [asyncio.create_task(job()) for job in self._jobs]
+        await self._server.start()
+
+    async def broken(self) -> None:
+        """Returns never, but raises what ends a background job that must go on."""
+        await asyncio.gather(*self._tasks, asyncio.Event().wait())
 
     async def stop(self) -> None:
-        """Ends open calls within the grace and closes everything."""
-        if self._relay is not None:
-            self._relay.close()
+        """Ends links at once and other open calls within the grace, and closes everything."""
+        for ending in self._endings:
+            ending()
         await self._server.stop(self._settings.grace.total_seconds())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for close in self._closers:
             await close()
-        await self._store.aclose()
 
     def _add_lease(self) -> LeaseReleaser:
-        settings = self._settings
-        mirror = Mirror(time.monotonic, 3 * settings.beat_interval.total_seconds())
-        self._relay = Relay(settings.relay_timeout.total_seconds(), lambda outcome: logger.debug("ticket %s", outcome))
-        registry = Registry(mirror, self._relay, self._store, settings.beat_interval, secrets.token_hex(8))
-        servicer = LeaseServicer(registry, settings.link_backlog)
-        self._server.add(lease_pb2_grpc.add_LeaseServiceServicer_to_server, servicer, "kvtide.lease.v1.LeaseService")
-        self._jobs.append(registry.publish_forever)
+        s = self._settings
+        mirror = Mirror(time.monotonic, s.gone_after.total_seconds())
+        relay = LocalRelay(s.relay_timeout.total_seconds(), self.metrics.ticket)
+        publisher = Publisher(mirror, self._store, s.beat_interval, lambda: secrets.token_hex(8))
+        registry = Registry(mirror, relay, publisher, s.beat_interval)
+        self._server.add(
+            lease_pb2_grpc.add_LeaseServiceServicer_to_server,
+            LeaseServicer(registry, s.link_backlog),
+            "kvtide.lease.v1.LeaseService",
+        )
+        self._jobs += [publisher.run, lambda: expire_forever(registry, s.beat_interval.total_seconds() / 2)]
+        self._endings.append(relay.close)
         return registry.release
+
+    def _remote_releaser(self) -> LeaseReleaser:
+        s = self._settings
+        if not s.lease_address:
+            return release_nothing
+        releaser = RemoteReleaser(s.lease_address, s.service_api_key, s.relay_timeout)
+        self._closers.append(releaser.aclose)
+        return releaser
 
     def _add_session(self, release: LeaseReleaser) -> None:
         s = self._settings
         terms = Terms(s.session_ttl, s.session_ttl_min, s.session_ttl_max, s.idle_ttl)
         keeper = SessionKeeper(self._store, terms, release, lambda: uuid.uuid4().hex)
-        servicer = SessionServicer(keeper, self._store, s.watch_checkpoint)
         self._server.add(
-            session_pb2_grpc.add_SessionServiceServicer_to_server, servicer, "kvtide.session.v1.SessionService"
+            session_pb2_grpc.add_SessionServiceServicer_to_server,
+            SessionServicer(keeper, self._store, s.watch_checkpoint),
+            "kvtide.session.v1.SessionService",
         )
-        self._jobs.append(lambda: _sweep_forever(keeper, s.sweep_interval.total_seconds()))
+        self._jobs.append(lambda: sweep_forever(keeper, s.sweep_interval.total_seconds()))
 
     def _add_routing(self) -> None:
         s = self._settings
         directory = EngineDirectory(self._store, time.monotonic, s.engines_max_age, s.engines_keep)
-        router = Router(
-            directory, self._store, self._store, time.monotonic, s.plan_await, s.recompute_threshold, s.forced
-        )
+        patience = Patience(s.plan_await.total_seconds(), s.plan_poll.total_seconds(), time.monotonic)
+        router = Router(directory, self._store, self._store, patience, Policy(s.recompute_threshold, s.forced))
         self._server.add(
             routing_pb2_grpc.add_RoutingServiceServicer_to_server,
-            RoutingServicer(router),
+            RoutingServicer(self.metrics.planner(router)),
             "kvtide.routing.v1.RoutingService",
         )
-
-    async def _remote_release(self, tenant: str, session_id: str) -> int:
-        """Asks the lease service of another process; its blocks then end at their own deadline when it is away."""
-        if not self._settings.lease_address:
-            return 0
-        key = self._settings.service_api_key
-        metadata = [(TENANT_KEY, tenant)] + ([("authorization", f"Bearer {key}")] if key else [])
-        request = lease_pb2.ReleaseLeasesRequest(session_id=session_id)
-        try:
-            stub: Any = lease_pb2_grpc.LeaseServiceStub(self._lease_channel())
-            timeout = self._settings.relay_timeout.total_seconds()
-            response = await stub.ReleaseLeases(request, metadata=metadata, timeout=timeout)
-        except grpc.aio.AioRpcError as error:
-            logger.warning("The lease service did not release the blocks of a session: %s", error.code())
-            return 0
-        return int(response.released)
-
-    def _lease_channel(self) -> Any:
-        if not hasattr(self, "_channel"):
-            self._channel = grpc.aio.insecure_channel(self._settings.lease_address)
-            self._closers.append(self._channel.close)
-        return self._channel
-
-
-async def _sweep_forever(keeper: SessionKeeper, interval: float) -> None:
-    while True:
-        try:
-            await keeper.sweep()
-        except StoreUnavailable:
-            logger.warning("The store does not answer; sessions lapse when it does")
-        await asyncio.sleep(interval)

@@ -1,6 +1,7 @@
 """gRPC in, rules out."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     """kvtide.lease.v1.LeaseService."""
 
     def __init__(self, registry: Registry, backlog: int) -> None:
+        """``backlog``: messages that may wait for one link."""
         self._registry = registry
         self._backlog = backlog
 
@@ -23,14 +25,21 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
         first = await anext(aiter(request_iterator), pb.AttachRequest())
         require(first.HasField("hello"), "message", first.WhichOneof("message"), "hello first")
         outbox: Outbox = asyncio.Queue(self._backlog)
-        yield pb.AttachResponse(welcome=self._registry.attach(first.hello, outbox))
-        reading = asyncio.create_task(self._read(first.hello.engine, request_iterator, outbox))
-        try:
+        welcome = self._registry.attach(first.hello, outbox)
+        async with self._link(first.hello.engine, request_iterator, outbox):
+            yield pb.AttachResponse(welcome=welcome)
             while (message := await outbox.get()) is not None:
                 yield message
+
+    @contextlib.asynccontextmanager
+    async def _link(self, engine: pb.Engine, requests: Any, outbox: Outbox) -> AsyncIterator[None]:
+        reading = asyncio.create_task(self._read(engine, requests, outbox))
+        try:
+            yield
         finally:
+            self._registry.detach(engine, outbox)
             reading.cancel()
-            self._registry.detach(first.hello.engine, outbox)
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, engine: pb.Engine, requests: Any, outbox: Outbox) -> None:
         try:
@@ -51,9 +60,8 @@ class LeaseServicer(lease_pb2_grpc.LeaseServiceServicer):
     async def ReleaseLeases(self, request: pb.ReleaseLeasesRequest, context: Any) -> pb.ReleaseLeasesResponse:
         require(request.session_id != "", "session_id", "", "set")
         tenant = caller_of(context).tenant
-        return pb.ReleaseLeasesResponse(
-            released=await self._registry.release(tenant, request.session_id, request.lease_id)
-        )
+        released = await self._registry.release(tenant, request.session_id, request.lease_id)
+        return pb.ReleaseLeasesResponse(released=released)
 
     async def ListEngines(self, request: pb.ListEnginesRequest, context: Any) -> pb.ListEnginesResponse:
         operator_of(context)

@@ -1,5 +1,6 @@
 """The engines as routing knows them: read from the store, remembered while it is away."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ class EngineDirectory:
     """Reads the engine list at most once per ``max_age``. Times are seconds of the injected clock."""
 
     def __init__(self, store: EngineStore, clock: Callable[[], float], max_age: timedelta, keep: timedelta) -> None:
+        """``keep``: how long the last list is used while the store says nothing."""
         self._store = store
         self._clock = clock
         self._max_age = max_age.total_seconds()
@@ -21,6 +23,7 @@ class EngineDirectory:
         self._known: Statuses = []
         self._read_at = -float("inf")
         self._tried_at = -float("inf")
+        self._reading = asyncio.Lock()
 
     async def engines(self, model: str) -> Statuses:
         """The engines that serve a model; those last known when the store does not answer."""
@@ -28,15 +31,17 @@ class EngineDirectory:
 
     async def all(self) -> Statuses:
         """Every engine."""
-        now = self._clock()
-        if now - self._tried_at >= self._max_age:
-            self._tried_at = now
-            await self._read(now)
-        return self._known if now - self._read_at <= self._keep else []
+        async with self._reading:
+            if self._clock() - self._tried_at >= self._max_age:
+                await self._read()
+        return self._known if self._clock() - self._read_at <= self._keep else []
 
-    async def _read(self, now: float) -> None:
+    async def _read(self) -> None:
         try:
-            found = await self._store.engines()
+            self._known = await self._store.engines()
+            self._read_at = self._clock()
         except StoreUnavailable:
             return
-        self._known, self._read_at = found, now
+        finally:
+            # After the attempt: a store that does not answer is then left alone for a while.
+            self._tried_at = self._clock()

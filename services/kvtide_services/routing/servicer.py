@@ -5,31 +5,39 @@ from typing import Any
 from kvtide.lease.v1 import directive_pb2, lease_pb2
 from kvtide.routing.v1 import routing_pb2 as pb
 from kvtide.routing.v1 import routing_pb2_grpc
-from kvtide_services.routing.router import Plan, Router, Wanted
+from kvtide_services.routing.choice import Plan
+from kvtide_services.routing.router import Planner, Wanted
+from kvtide_services.session.keeper import MAX_ID
 from kvtide_services.transport.calls import caller_of, require
 
 
 class RoutingServicer(routing_pb2_grpc.RoutingServiceServicer):
     """kvtide.routing.v1.RoutingService."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Planner) -> None:
         self._router = router
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        require(request.model != "", "model", "", "set")
-        require(request.await_turn >= 0, "await_turn", request.await_turn, "0 or more")
-        wanted = Wanted(
-            tenant=caller_of(context).tenant,
-            model=request.model,
-            session_id=request.session_id,
-            await_turn=request.await_turn,
-            force=request.force,
-            avoid=frozenset(request.avoid_engines),
-        )
-        return message(await self._router.plan(wanted))
+        return message(await self._router.plan(_wanted(request, caller_of(context).tenant)))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=await self._router.models())
+
+
+def _wanted(request: pb.PlanRequest, tenant: str) -> Wanted:
+    name = request.session_id[:MAX_ID]
+    require(request.model != "", "model", "", "set")
+    require(request.session_id == name, "session_id", name, f"at most {MAX_ID} characters")
+    require(request.await_turn >= 0, "await_turn", request.await_turn, "0 or more")
+    require(request.force in directive_pb2.Strategy.values(), "force", request.force, "a known strategy")
+    return Wanted(
+        tenant=tenant,
+        model=request.model,
+        session_id=name,
+        await_turn=request.await_turn,
+        force=request.force,
+        avoid=frozenset(request.avoid_engines),
+    )
 
 
 def message(plan: Plan) -> pb.PlanResponse:

@@ -6,9 +6,10 @@ from datetime import timedelta
 from typing import Protocol
 
 from kvtide_services.errors import InvalidField, SessionExists, SessionNotFound
-from kvtide_services.store import SessionRecord, SessionStore, TurnRecord
+from kvtide_services.store import Opening, SessionRecord, SessionStore, TurnRecord
 
 MAX_ID, MAX_LABELS, MAX_LABEL_KEY, MAX_LABEL_VALUE = 256, 64, 63, 256
+MAX_TURN = 2**53  # what the store counts exactly
 
 
 class LeaseReleaser(Protocol):
@@ -61,7 +62,7 @@ class SessionKeeper:
         record = SessionRecord(
             tenant, name, granted, granted, timedelta(0), model=model, labels=labels, request_id=request_id
         )
-        if not await self._store.create(record):
+        if await self._store.create(record) is Opening.TAKEN:
             raise SessionExists(name)
         return await self.get(tenant, name)
 
@@ -75,20 +76,22 @@ class SessionKeeper:
     async def renew(self, tenant: str, session_id: str, ttl: timedelta | None) -> timedelta:
         """The time left. Raises SessionNotFound, InvalidField, StoreUnavailable."""
         granted = None if ttl is None else self._terms.grant(ttl)
-        left = await self._store.renew(tenant, check_id(session_id), granted)
+        (left,) = await self._store.renew(tenant, [check_id(session_id)], granted)
         if left is None:
             raise SessionNotFound(session_id)
         return left
 
     async def keep_alive(self, tenant: str, session_ids: list[str]) -> list[tuple[str, timedelta | None]]:
-        """The time left of each; None for one that is lost."""
-        return [(i, await self._store.renew(tenant, i, None) if i else None) for i in session_ids]
+        """The time left of each, in order; None for one that is lost. Raises StoreUnavailable."""
+        return list(zip(session_ids, await self._store.renew(tenant, session_ids, None), strict=True))
 
     async def record_turn(self, tenant: str, session_id: str, turn: TurnRecord) -> timedelta:
         """The time left. Raises InvalidField, StoreUnavailable."""
         if turn.number < 1:
             raise InvalidField("turn", turn.number, "at least 1")
-        return await self._store.record_turn(tenant, check_id(session_id), turn, self._terms.idle)
+        if turn.number > MAX_TURN:
+            raise InvalidField("turn", turn.number, f"at most {MAX_TURN}")
+        return (await self._store.record_turn(tenant, check_id(session_id), turn, self._terms.idle)).left
 
     async def close(self, tenant: str, session_id: str) -> None:
         """Raises SessionNotFound, StoreUnavailable. Blocks are let go even when the record was gone already."""
@@ -98,7 +101,7 @@ class SessionKeeper:
             raise SessionNotFound(session_id)
 
     async def sweep(self) -> int:
-        """Lets go of the blocks of sessions that lapsed; returns how many did."""
+        """Lets go of the blocks of sessions that lapsed; returns how many did. Raises StoreUnavailable."""
         lapsed = await self._store.lapse()
         for tenant, session_id in lapsed:
             await self._release(tenant, session_id)

@@ -42,11 +42,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     async def ListSessions(self, request: pb.ListSessionsRequest, context: Any) -> pb.ListSessionsResponse:
         tenant, size = caller_of(context).tenant, page_size(request.page_size)
+        # Before the page: a watch from here on misses nothing that happens after it.
         resume = await self._store.last_token(tenant)
-        records = await self._store.page(tenant, open_token(request.page_token), size + 1)
-        more = seal_token(records[size - 1].session_id) if len(records) > size else ""
-        rows = [message(record) for record in records[:size]]
-        return pb.ListSessionsResponse(sessions=rows, next_page_token=more, resume_token=resume)
+        records, more = await self._store.page(tenant, open_token(request.page_token), size)
+        token = seal_token(more) if more else ""
+        return pb.ListSessionsResponse(sessions=map(message, records), next_page_token=token, resume_token=resume)
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
         await self._keeper.close(caller_of(context).tenant, request.session_id)
@@ -120,4 +120,6 @@ def _result(session_id: str, left: timedelta | None) -> pb.KeepAliveResult:
 
 
 def _event(event: SessionEvent) -> pb.SessionEvent:
-    return pb.SessionEvent(type=_KINDS[event.kind], session_id=event.session_id)
+    # A later version may have written kinds that this one does not know.
+    kind = _KINDS.get(event.kind, pb.SESSION_EVENT_TYPE_UNSPECIFIED)
+    return pb.SessionEvent(type=kind, session_id=event.session_id)

@@ -78,6 +78,26 @@ def test_an_engine_is_forgotten_after_three_silent_beats_and_not_before() -> Non
     assert world.ids() == []
 
 
+def test_the_time_left_runs_down() -> None:
+    world = World()
+    held = lease("a")
+    held.ttl.FromSeconds(100)
+    world.hello(held)
+    world.now = 40.0
+    assert [found.ttl.seconds for found in world.mirror.leases("acme")] == [60]
+    world.now = 200.0
+    assert [found.ttl.seconds for found in world.mirror.every_lease()] == [0]
+
+
+def test_an_engine_speaks_for_itself_only() -> None:
+    world = World()
+    forged = lease("a")
+    forged.engine, forged.boot_id = "decode-9", "boot-9"
+    world.hello(forged, lease("b", tenant=""))
+    world.mirror.granted(engine(), lease(""))
+    assert [(found.engine, found.boot_id) for found in world.mirror.every_lease()] == [("decode-0", "boot-1")]
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
