@@ -6,9 +6,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from kvtide.keys import Caller
 from kvtide_gateway import bodies
 from kvtide_gateway.asgi import ClientGone, header_text, read_body, unless_gone
-from kvtide_gateway.auth import Caller, KeyRing
+from kvtide_gateway.auth import KeyRing
 from kvtide_gateway.bodies import Malformed
 from kvtide_gateway.config import RETENTIONS, GatewaySettings
 from kvtide_gateway.errors import BadRequest, GatewayError, NotAllowed

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from kvtide.keys import DEFAULT_TENANT
 from kvtide.lease.v1 import directive_pb2
 from kvtide.routing.v1 import routing_pb2 as pb
 from kvtide.routing.v1 import routing_pb2_grpc
 from kvtide.session.v1 import session_pb2, session_pb2_grpc
-from kvtide_gateway.auth import DEFAULT_TENANT
 from kvtide_gateway.errors import ControlPlaneAway, NoEngine
 from kvtide_gateway.known import KnownEngines
 from kvtide_gateway.plan import Ask, Lease, Plan, PlannedEngine

@@ -6,7 +6,7 @@ import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from kvtide_services.auth import Caller
+from kvtide.keys import Caller
 from kvtide_services.errors import Forbidden, InvalidField, InvalidToken
 
 T = TypeVar("T")

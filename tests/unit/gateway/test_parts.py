@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kvtide.keys import Caller
 from kvtide_gateway import errors
-from kvtide_gateway.auth import Caller, KeyRing
+from kvtide_gateway.auth import KeyRing
 from kvtide_gateway.cli import gateway
 from kvtide_gateway.config import GatewaySettings
 from kvtide_gateway.known import KnownEngines

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvtide_services.auth import Caller, KeyRing
+from kvtide.keys import Caller
+from kvtide_services.auth import KeyRing
 from kvtide_services.errors import Forbidden, InvalidField, UnknownApiKey
 
 KEYS = {
