@@ -129,6 +129,8 @@ class Lessor:
         self._ended: list[Lease] = []
         self._tickets: dict[str, Ticket] = {}
         self._epoch = 0
+        self._due = 0
+        """No live lease ends before this."""
 
     def grant(self, owner: Owner, turn: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> Lease:
         """Holds a finished turn and supersedes the leases that it extends. Scheduler thread.
@@ -157,6 +159,7 @@ class Lessor:
                 self._end(old, EndReason.SUPERSEDED, continued=old is longest)
             self._leases[lease.lease_id] = lease
             self._by_owner[owner].append(lease)
+            self._due = min(self._due, lease.deadline)
             self._observer.granted(lease)
             self._keep_branch_limit(owner)
             self._collect(now)
@@ -208,12 +211,13 @@ class Lessor:
     def step(self) -> None:
         """Ends what is due and frees what has ended. Scheduler thread."""
         with self._lock:
-            if not (self._leases or self._ended):
-                return
             now = self._clock()
-            for lease in [lease for lease in self._leases.values() if lease.deadline <= now]:
-                self._end(lease, EndReason.EXPIRED)
-            self._collect(now)
+            if self._leases and self._due <= now:
+                for lease in [lease for lease in self._leases.values() if lease.deadline <= now]:
+                    self._end(lease, EndReason.EXPIRED)
+                self._due = min((lease.deadline for lease in self._leases.values()), default=now)
+            if self._ended:
+                self._collect(now)
 
     def make_room(self, free_blocks: int) -> bool:
         """Evicts the least recently used leases until ``free_blocks`` are free. Scheduler thread.

@@ -8,6 +8,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvtide import directive as directives
 from kvtide.lease.v1 import directive_pb2
+from kvtide_connector import wire
 from kvtide_connector.clock import Clock, host_boot_id, reader_deadline
 from kvtide_connector.lessor import Lessor, Owner
 from kvtide_connector.reader import Reader
@@ -104,15 +105,15 @@ class KvtideScheduler(NixlPullConnectorScheduler):
         problem = self._prefill_problem(turn.directive.prefill, request, stock)
         if not problem:
             prefill = turn.directive.prefill
-            promised = prefill.lease_duration.seconds * 10**9 + prefill.lease_duration.nanos
             margin = nanoseconds(self._settings.kvtide_ticket_margin)
+            promised = wire.nanoseconds(prefill.lease_duration)
             turn.deadline = reader_deadline(prefill.reader_clock_stamp, promised, margin)
             if self._clock() >= turn.deadline:
                 problem = "prefill_late"
         if problem:
             self._counts.add(problem)
             logger.warning("Does not read the prefill of request %s: %s", request.request_id, problem)
-            if problem == "prefill_mismatch" and _covers(stock, len(stock.get("remote_block_ids", ((),))[0])):
+            if problem == "prefill_mismatch" and _referred_blocks(stock) is not None:
                 self._decline(request, stock)
             return
         request.kv_transfer_params = {**stock, "do_remote_prefill": True, "do_remote_decode": False}
@@ -135,7 +136,7 @@ class KvtideScheduler(NixlPullConnectorScheduler):
             return "prefill_mismatch"
         if list(prompt[whole * self.block_size :]) != list(prefill.tail_token_ids):
             return "prefill_mismatch"
-        return "" if _covers(stock, -(-len(prompt) // self.block_size)) else "prefill_malformed"
+        return "" if _referred_blocks(stock) == -(-len(prompt) // self.block_size) else "prefill_malformed"
 
     def open_requests(self) -> int:
         """Requests with a directive that have not ended."""
@@ -358,8 +359,7 @@ class KvtideScheduler(NixlPullConnectorScheduler):
 
 def valid_tokens(request: "Request") -> int:
     """Tokens whose KV exists: computed, not in flight, and never the last sampled one."""
-    in_flight = getattr(request, "num_in_flight_tokens", 0)
-    return max(0, min(request.num_computed_tokens - in_flight, request.num_tokens - 1))
+    return max(0, min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens - 1))
 
 
 def _can_cut(kv_cache_config: "KVCacheConfig") -> bool:
@@ -368,9 +368,10 @@ def _can_cut(kv_cache_config: "KVCacheConfig") -> bool:
     return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec)
 
 
-def _covers(stock: dict[str, Any], blocks: int) -> bool:
+def _referred_blocks(stock: dict[str, Any]) -> int | None:
+    """Blocks that P's reference names; None for a reference that vLLM could not use. No directive signs it."""
+    fields = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
     groups = stock.get("remote_block_ids")
-    named = all(
-        stock.get(k) for k in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port", "tp_size")
-    )
-    return named and isinstance(groups, list | tuple) and len(groups) == 1 and len(groups[0]) == blocks
+    if not all(stock.get(name) for name in fields) or not isinstance(groups, list | tuple) or len(groups) != 1:
+        return None
+    return len(groups[0]) if isinstance(groups[0], list | tuple) else None

@@ -63,7 +63,6 @@ class KvtideWorker(NixlPullConnectorWorker):
         self._clock = clock
         self._host = host_boot_id()
         self._deadlines: dict[str, int] = {}
-        self._abandoned: set[str] = set()
         self._hung: dict[str, list[int]] = {}
         self._stuck: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -77,8 +76,7 @@ class KvtideWorker(NixlPullConnectorWorker):
 
     def _read_blocks_for_req(self, req_id: str, meta: "ReqMeta") -> None:
         """Posts the read, unless a slow handshake outlived the request's deadline."""
-        if req_id in self._abandoned:
-            self._abandoned.discard(req_id)
+        if meta.awaiting_kvs and req_id not in self._recving_metadata:
             return
         super()._read_blocks_for_req(req_id, meta)
 
@@ -110,7 +108,6 @@ class KvtideWorker(NixlPullConnectorWorker):
         handles = self._recving_transfers.get(req_id)
         if handles is None:
             self._deadlines.pop(req_id)
-            self._abandoned.add(req_id)
             self._recv_failures.add(req_id)
             self._counts["handshakes_late"] += 1
         elif any(self._in_progress(handle) for handle in handles):

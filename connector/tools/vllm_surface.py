@@ -82,6 +82,9 @@ ATTRIBUTES = {
             "transfer_tp_size",
         ],
     },
+    "vllm/v1/request.py": {
+        "Request": ["block_hashes", "num_computed_tokens", "num_in_flight_tokens"],
+    },
     f"{NIXL}/base_worker.py": {
         "NixlBaseConnectorWorker": [
             "_recv_failures",
