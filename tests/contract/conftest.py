@@ -20,7 +20,8 @@ from kvtide.session.v1 import session_pb2_grpc
 from kvtide_services.app import App
 from kvtide_services.config import ServeSettings
 
-BEAT = 0.3
+# An engine counts as gone after three beats; a loaded machine may well pause a test for one.
+BEAT = 0.6
 PATIENCE = 10.0
 
 
@@ -125,7 +126,17 @@ class Services:
         link = Link(self.client("", key), pb.Hello(protocol_version=1, engine=engine, leases=leases))
         self._stack.push_async_callback(link.close)
         await link.open()
+        await self._published(engine)
         return link
+
+    async def _published(self, engine: pb.Engine) -> None:
+        """Plans see an engine once the store has it, a moment after its welcome."""
+        async with redis.from_url(self._settings["store_url"], protocol=2) as store, asyncio.timeout(PATIENCE):
+            while True:
+                record = await store.get(f"kvtide:engine:{engine.name}")
+                if record and pb.EngineStatus.FromString(record).engine == engine:
+                    return
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture
