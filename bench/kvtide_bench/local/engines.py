@@ -1,6 +1,7 @@
 """How a vLLM engine of a local deployment is started."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,10 @@ from typing import Any
 from kvtide_bench.local.processes import Process, answers, free_port
 
 SERVED_NAME = "smollm2"
+
+IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""On CPU vLLM runs its worker in a process of its own, which polls with ``sched_yield``. Linux 6.18 may then starve it for
+as long as another engine on the same core is awake: 30 s were seen. So the worker stays in the engine's process."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,8 @@ class Engine:
         argv += ["--model", str(place.model), "--served-model-name", SERVED_NAME]
         argv += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", place.dtype]
         argv += ["--block-size", str(place.block_size), "--max-model-len", str(place.max_model_len)]
-        argv += ["--enforce-eager", "--enable-prompt-tokens-details", *self.spec.args]
+        argv += ["--enforce-eager", "--distributed-executor-backend", IN_PROCESS]
+        argv += ["--enable-prompt-tokens-details", *self.spec.args]
         if self.spec.role != "plain":
             argv += ["--kv-transfer-config", json.dumps(self._transfer(place))]
         return argv
@@ -90,7 +96,7 @@ class Engine:
     def _env(self) -> dict[str, str]:
         return {
             "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
             "VLLM_CPU_KVCACHE_SPACE": str(self.spec.kv_space_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
