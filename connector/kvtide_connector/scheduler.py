@@ -11,6 +11,7 @@ from kvtide.lease.v1 import directive_pb2
 from kvtide_connector import wire
 from kvtide_connector.clock import Clock, host_boot_id, reader_deadline
 from kvtide_connector.lessor import Lessor, Owner
+from kvtide_connector.offers import Offers
 from kvtide_connector.reader import Reader
 from kvtide_connector.settings import ConnectorSettings, nanoseconds
 from kvtide_connector.stats import Counts
@@ -57,6 +58,7 @@ class KvtideScheduler(NixlPullConnectorScheduler):
         self._turns: dict[str, Turn] = {}
         self._stuck: dict[str, int] = {}
         self._waited = False
+        self._offers = Offers(vllm_config.parallel_config.world_size)
         self._can_cut = _can_cut(kv_cache_config)
         self.pool: PinnedPool | None = None
         self.lessor: Lessor | None = None
@@ -259,13 +261,19 @@ class KvtideScheduler(NixlPullConnectorScheduler):
         super().update_connector_output(connector_output)
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            for request_id, change in report.stuck.items():
-                self._stuck[request_id] = self._stuck.get(request_id, 0) + change
-            self._counts.add_all(report.counts)
+            self._take(report)
         failed = connector_output.failed_recving or ()
         for request_id in connector_output.finished_recving or ():
             self._load_over(request_id, request_id in failed)
         self._release_drained()
+
+    def _take(self, report: WorkerReport) -> None:
+        self._counts.add_all(report.counts)
+        for request_id, change in report.stuck.items():
+            self._stuck[request_id] = self._stuck.get(request_id, 0) + change
+        for request_id, workers in report.sent.items():
+            assert self.pool is not None
+            self._offers.over(self.pool, request_id, workers)
 
     def _load_over(self, request_id: str, failed: bool) -> None:
         turn = self._turns.get(request_id)
@@ -318,9 +326,12 @@ class KvtideScheduler(NixlPullConnectorScheduler):
     ) -> tuple[bool, dict[str, Any] | None]:
         if self.reader is not None and turn.load in (Load.ASKED, Load.READY):
             self.reader.give_up(turn, "the request ended first")
-        delay, params = super().request_finished(request, block_ids)
+        offered, params = super().request_finished(request, block_ids)
+        if offered:
+            assert self.pool is not None
+            self._offers.make(self.pool, request.request_id, [block for group in block_ids for block in group])
         if params is None or not self._hashes_fit(request):
-            return delay, params
+            return False, params
         prompt = request.prompt_token_ids or []
         whole = len(prompt) // self.block_size
         params[PREFILL_KEY] = {
@@ -332,7 +343,7 @@ class KvtideScheduler(NixlPullConnectorScheduler):
             "reused_tokens": turn.loaded_tokens,
             "reason": turn.reason,
         }
-        return delay, params
+        return False, params
 
     def _finish_decode(
         self, turn: Turn, request: "Request", block_ids: tuple[list[int], ...]

@@ -25,18 +25,24 @@ class LoadDeadlines:
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """``stuck`` counts, per request, transfers that hung past their deadline (+1) and are gone now (-1)."""
+    """What a worker has to say of a step, by request.
+
+    ``stuck`` counts transfers that hung past their deadline (+1) and are gone now (-1), ``sent`` workers for which an
+    offer is over: read, or run out.
+    """
 
     stuck: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         """Adds another worker's report."""
         assert isinstance(other, WorkerReport)
-        stuck, counts = self.stuck.copy(), self.counts.copy()
-        stuck.update(other.stuck)
-        counts.update(other.counts)
-        return WorkerReport(stuck, counts)
+        total = WorkerReport(self.stuck.copy(), self.sent.copy(), self.counts.copy())
+        total.stuck.update(other.stuck)
+        total.sent.update(other.sent)
+        total.counts.update(other.counts)
+        return total
 
     def __bool__(self) -> bool:
-        return bool(self.stuck or self.counts)
+        return bool(self.stuck or self.sent or self.counts)

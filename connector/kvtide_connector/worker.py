@@ -65,6 +65,7 @@ class KvtideWorker(NixlPullConnectorWorker):
         self._deadlines: dict[str, int] = {}
         self._hung: dict[str, list[int]] = {}
         self._stuck: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
     def start_load_kv(self, metadata: "NixlConnectorMetadata") -> None:
@@ -81,7 +82,7 @@ class KvtideWorker(NixlPullConnectorWorker):
         super()._read_blocks_for_req(req_id, meta)
 
     def get_transfer_results(self) -> "KVConnectorTransferResults":
-        """vLLM's results, with overdue loads among the failed."""
+        """vLLM's results, with overdue loads among the failed, and without what was sent: no request waits for that."""
         self._poll_hung()
         now = self._clock()
         for req_id in [i for i, at in self._deadlines.items() if at <= now]:
@@ -89,6 +90,8 @@ class KvtideWorker(NixlPullConnectorWorker):
         results = super().get_transfer_results()
         for req_id in results.finished_recving:
             self._deadlines.pop(req_id, None)
+        self._sent.update(results.finished_sending)
+        results.finished_sending.clear()
         return results
 
     def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
@@ -136,6 +139,6 @@ class KvtideWorker(NixlPullConnectorWorker):
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler side must know; None when nothing."""
-        report = WorkerReport(self._stuck, self._counts)
-        self._stuck, self._counts = Counter(), Counter()
+        report = WorkerReport(self._stuck, self._sent, self._counts)
+        self._stuck, self._sent, self._counts = Counter(), Counter(), Counter()
         return report if report else None
