@@ -9,7 +9,7 @@ from openai import OpenAIError
 from kvtide.cli.settings import settings_command
 from kvtide_bench import demo as demonstration
 from kvtide_bench.config import DemoSettings, UpSettings
-from kvtide_bench.local import Deployment, LocalSettings, NotReady
+from kvtide_bench.local import Deployment, LocalSettings, NotReady, patient_gateway
 from kvtide_bench.local.signals import interrupt_once
 from kvtide_bench.machine import dtype
 
@@ -40,12 +40,13 @@ def up(settings: UpSettings) -> None:
 
 
 def _serve(settings: UpSettings) -> None:
+    force = ("--force-strategy", settings.force_strategy) if settings.force_strategy else ()
     local = LocalSettings(
         settings.directory,
         dtype=settings.dtype or dtype(),
         model=settings.model,
         gateway_port=settings.gateway_port,
-        gateway_args=("--force-strategy", settings.force_strategy) if settings.force_strategy else (),
+        gateway_args=(*patient_gateway(), *force),
         say=click.echo,
     )
     with Deployment(local) as deployment:

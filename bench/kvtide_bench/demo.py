@@ -8,7 +8,7 @@ from openai import OpenAI
 
 from kvtide_bench.config import DemoSettings
 from kvtide_bench.conversation import Conversation, Message, Turn
-from kvtide_bench.local import Deployment, EngineSpec, LocalSettings
+from kvtide_bench.local import Deployment, LocalSettings, engine_pair, patient_gateway
 from kvtide_bench.machine import dtype, versions
 from kvtide_bench.report import summary, table, verdict, write
 from kvtide_bench.text import parts, text
@@ -30,16 +30,12 @@ def run(settings: DemoSettings) -> None:
 
 def deployment_of(settings: DemoSettings) -> LocalSettings:
     """P and D, with limits that leave a slow CPU the time to recompute a long history."""
-    cache = () if settings.prefill_prefix_cache else ("--no-enable-prefix-caching",)
-    lease = {"kv_lease_duration": round(settings.turn_timeout)}
-    engines = (EngineSpec("prefill-0", "prefill", cache, lease), EngineSpec("decode-0", "decode", connector=lease))
-    seconds = str(settings.turn_timeout)
     return LocalSettings(
         settings.directory / "logs",
-        engines,
+        engine_pair(settings.turn_timeout, settings.prefill_prefix_cache),
         dtype=settings.dtype,
         model=settings.model,
-        gateway_args=("--prefill-timeout", seconds, "--first-byte-timeout", seconds, "--idle-timeout", seconds),
+        gateway_args=patient_gateway(settings.turn_timeout),
         say=click.echo,
     )
 

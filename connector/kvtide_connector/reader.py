@@ -108,9 +108,8 @@ class Reader:
             self.give_up(turn, problem)
             return
         turn.ticket, turn.verified, turn.load = response, verified, Load.READY
-        limit = self._clock() + nanoseconds(self._settings.kvtide_read_timeout)
         margin = nanoseconds(self._settings.kvtide_ticket_margin)
-        turn.deadline = min(limit, reader_deadline(turn.asked_at, wire.nanoseconds(response.duration), margin))
+        turn.deadline = reader_deadline(turn.asked_at, wire.nanoseconds(response.duration), margin)
 
     def _problem(self, response: pb.TicketResponse, verified: int) -> str:
         if response.holder.pairing_digest != self._pairing_digest:

@@ -4,7 +4,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -17,8 +17,22 @@ from kvtide_bench.local.processes import NotReady, Process, answers, free_port, 
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
-PREFILL = EngineSpec("prefill-0", "prefill", ("--no-enable-prefix-caching",))
-DECODE = EngineSpec("decode-0", "decode")
+PATIENCE = 300.0
+"""Seconds that one turn may take by default: a CPU recomputes a long history for longer than vLLM and the gateway wait."""
+
+
+def engine_pair(patience: float = PATIENCE, prefill_prefix_cache: bool = False) -> tuple[EngineSpec, EngineSpec]:
+    """P, which keeps what D has not read yet for ``patience`` seconds, and D."""
+    lease = {"kv_lease_duration": round(patience)}
+    cache = () if prefill_prefix_cache else ("--no-enable-prefix-caching",)
+    return EngineSpec("prefill-0", "prefill", cache, lease), EngineSpec("decode-0", "decode", connector=lease)
+
+
+def patient_gateway(patience: float = PATIENCE) -> tuple[str, ...]:
+    """Arguments of a gateway that waits as long for an engine."""
+    limits = ("--prefill-timeout", "--first-byte-timeout", "--idle-timeout")
+    return tuple(part for limit in limits for part in (limit, str(patience)))
+
 
 
 @dataclass(frozen=True)
@@ -26,14 +40,14 @@ class LocalSettings:
     """What a local deployment consists of. Times are in seconds."""
 
     run_dir: Path
-    engines: Sequence[EngineSpec] = (PREFILL, DECODE)
+    engines: Sequence[EngineSpec] = field(default_factory=engine_pair)
     dtype: str = "bfloat16"
     block_size: int = 32
     max_model_len: int = 8192
     model: Path = MODEL
     engine_python: Path = ROOT / ".venv-engine" / "bin" / "python"
     gateway_port: int = 0
-    gateway_args: Sequence[str] = ()
+    gateway_args: Sequence[str] = patient_gateway()
     service_args: Sequence[str] = ()
     services_api_key: str = ""
     """An operator's key, for services with an API key file."""
