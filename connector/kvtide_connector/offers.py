@@ -1,8 +1,8 @@
 """Blocks that P keeps for the one D that will read them, by reference count.
 
 vLLM delays the free of such a request instead, and polls every millisecond for as long as one is open. Here its workers
-still watch for the reader's word and the deadline, but what they report goes to this class: an idle P sleeps, and frees at
-its next step.
+still watch for the reader's word and the deadline, but what they report goes to this class: an idle P sleeps, and frees
+at its next step.
 """
 
 from collections.abc import Sequence

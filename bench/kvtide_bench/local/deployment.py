@@ -18,7 +18,7 @@ from kvtide_bench.local.processes import NotReady, Process, answers, free_port, 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / ".cache" / "models" / "SmolLM2-135M-Instruct"
 PATIENCE = 300.0
-"""Seconds that one turn may take by default: a CPU recomputes a long history for longer than vLLM and the gateway wait."""
+"""Seconds that one turn may take: a CPU recomputes a long history for longer than vLLM and the gateway wait."""
 
 
 def engine_pair(patience: float = PATIENCE, prefill_prefix_cache: bool = False) -> tuple[EngineSpec, EngineSpec]:
@@ -32,7 +32,6 @@ def patient_gateway(patience: float = PATIENCE) -> tuple[str, ...]:
     """Arguments of a gateway that waits as long for an engine."""
     limits = ("--prefill-timeout", "--first-byte-timeout", "--idle-timeout")
     return tuple(part for limit in limits for part in (limit, str(patience)))
-
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from kvtide_bench.local.processes import Process, answers, free_port
 SERVED_NAME = "smollm2"
 
 IN_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-"""On CPU vLLM runs its worker in a process of its own, which polls with ``sched_yield``. Linux 6.18 may then starve it for
-as long as another engine on the same core is awake: 30 s were seen. So the worker stays in the engine's process."""
+"""vLLM's own choice on CPU is a worker process, which polls with ``sched_yield``. Linux 6.18 may starve it for that as
+long as another engine is awake on its core: 30 s were seen. So the worker stays in the engine's process."""
 
 
 @dataclass(frozen=True)
