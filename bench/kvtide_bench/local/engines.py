@@ -20,7 +20,8 @@ long as another engine is awake on its core: 30 s were seen. So the worker stays
 class EngineSpec:
     """One engine: ``role`` "prefill", "decode", or "plain" for a vLLM without any connector.
 
-    ``args`` and ``env`` are added to the server's own, ``connector`` to its ``kv_connector_extra_config``.
+    ``args`` and ``env`` are added to the server's own, ``connector`` to its ``kv_connector_extra_config``; ``module`` is
+    where the class KvtideConnector is loaded from.
     """
 
     name: str
@@ -29,6 +30,7 @@ class EngineSpec:
     connector: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     kv_space_gib: int = 2
+    module: str = "kvtide_connector.connector"
 
     def __post_init__(self) -> None:
         if self.role not in ("prefill", "decode", "plain"):
@@ -81,7 +83,7 @@ class Engine:
     def _transfer(self, place: EnginePlace) -> dict[str, Any]:
         return {
             "kv_connector": "KvtideConnector",
-            "kv_connector_module_path": "kvtide_connector.connector",
+            "kv_connector_module_path": self.spec.module,
             "kv_role": "kv_producer" if self.spec.role == "prefill" else "kv_consumer",
             "kv_connector_extra_config": {
                 "bidirectional_kv_xfer": True,
