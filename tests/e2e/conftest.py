@@ -16,8 +16,8 @@ HERE = Path(__file__).parent
 TEMPLATE = ("--chat-template", str(HERE / "chat_template.jinja"))
 CONTEXT = 4096
 DECODE_BLOCKS = 256
-PREFILL_CONTEXT, PREFILL_BLOCKS = 2048, 72
-"""One or two requests overwrite everything in P's pool."""
+PREFILL_CONTEXT, PREFILL_BLOCKS = 2048, 66
+"""One request overwrites all but a block of P's pool."""
 
 
 @pytest.fixture(scope="session")
@@ -25,12 +25,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     run_dir, gate = tmp_path_factory.mktemp("deployment"), tmp_path_factory.mktemp("gate")
     with contextlib.ExitStack() as stack:
         proxies = _started(stack), _started(stack)
-        deployment = Deployment(_settings(run_dir, gate, *proxies))
+        settings = _settings(run_dir, gate, *proxies)
+        deployment = Deployment(settings)
         for name, proxy in zip(("prefill-0", "decode-0"), proxies, strict=True):
             proxy.target = deployment.engines[name].url
         stack.enter_context(deployment)
         http = stack.enter_context(httpx2.Client(timeout=120))
-        yield World(deployment, http, *proxies, gate)
+        yield World(deployment, http, *proxies, gate, settings.shared_key_file)
 
 
 def _started(stack: contextlib.ExitStack) -> Proxy:

@@ -20,8 +20,8 @@ long as another engine is awake on its core: 30 s were seen. So the worker stays
 class EngineSpec:
     """One engine: ``role`` "prefill", "decode", or "plain" for a vLLM without any connector.
 
-    ``args`` and ``env`` are added to the server's own, ``connector`` to its ``kv_connector_extra_config``; ``module`` is
-    where the class KvtideConnector is loaded from.
+    ``args`` and ``env`` are added to the server's own, ``connector`` to its ``kv_connector_extra_config``. ``module``
+    has the class KvtideConnector.
     """
 
     name: str
