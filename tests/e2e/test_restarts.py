@@ -29,7 +29,6 @@ def test_a_restarted_prefill_engine_reads_what_decode_still_holds(world: World) 
     world.prefill.process.kill()
     assert next_turn(world, "restart-prefill", messages).strategy == "DECODE_ONLY"
     restarted(world.prefill)
-    next_turn(world, "restart-prefill", messages)
     world.reuses_within(SOON, "restart-prefill", [*messages, user("And now?")])
 
 
@@ -54,7 +53,6 @@ def test_a_flushed_store_is_rebuilt_from_what_the_engines_hold(world: World) -> 
     messages, _ = world.grown("flushed")
     with redis.Redis(port=world.deployment.valkey_port) as store:
         store.flushall()
-    next_turn(world, "flushed", messages)
     world.reuses_within(SOON, "flushed", [*messages, user("And now?")])
 
 
