@@ -41,7 +41,7 @@ class DemoSettings:
     cache_dir: str = setting(_CACHE, "Directory with the model; results go there too.")
     results: str = setting("", "Directory for the charts, the JSON and the logs; empty: demo in the cache directory.")
     dtype: str = setting("", "Weights and KV: bfloat16 or float32; empty: the one that this CPU computes faster.")
-    turns: int = setting(8, "Turns of the conversation, over which the text is spread; at least 2.")
+    turns: int = setting(10, "Turns of the conversation, over which the text is spread; at least 2.")
     answer_tokens: int = setting(48, "Most tokens of each answer.")
     turn_timeout: float = setting(300.0, "Seconds that one turn may take.")
     prefill_prefix_cache: bool = setting(False, "P's own prefix cache; the study had it off in both legs.")

@@ -116,8 +116,10 @@ class App:
     def _add_routing(self) -> None:
         s = self._settings
         directory = EngineDirectory(self._store, time.monotonic, s.engines_max_age, s.engines_keep)
+        if s.engines_max_age:
+            self._jobs.append(directory.keep_fresh)
         patience = Patience(s.plan_await.total_seconds(), s.plan_poll.total_seconds(), time.monotonic)
-        router = Router(directory, self._store, self._store, patience, Policy(s.recompute_threshold, s.forced))
+        router = Router(directory, self._store, patience, Policy(s.recompute_threshold, s.forced))
         self._server.add(
             routing_pb2_grpc.add_RoutingServiceServicer_to_server,
             RoutingServicer(self.metrics.planner(router)),

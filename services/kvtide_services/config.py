@@ -48,7 +48,9 @@ class ServeSettings:
     link_backlog: int = setting(10000, "Messages that may wait for one engine's link before it is closed.")
     plan_await: timedelta = setting(timedelta(seconds=0.05), "Seconds that a plan waits for the last turn's lease.")
     plan_poll: timedelta = setting(timedelta(seconds=0.003), "Seconds between its looks at the store.")
-    engines_max_age: timedelta = setting(timedelta(seconds=0.2), "Seconds for which routing reuses its engine list.")
+    engines_max_age: timedelta = setting(
+        timedelta(seconds=0.5), "Seconds for which routing reuses its engine list; it is read anew at half of it."
+    )
     engines_keep: timedelta = setting(timedelta(minutes=10), "Seconds for which routing uses it without the store.")
     force_strategy: str = setting("", f"Strategy for every request: {', '.join(STRATEGIES)}; empty: chosen each time.")
     recompute_threshold: int = setting(64, "Tokens below which a lease is not worth reading.")

@@ -1,7 +1,7 @@
-"""The engines as routing knows them: read from the store, remembered while it is away."""
+"""The engines as routing knows them: read from the store ahead of plans, remembered while it is away."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from kvtide.lease.v1 import lease_pb2
@@ -30,11 +30,23 @@ class EngineDirectory:
         return [status for status in await self.all() if status.engine.model == model]
 
     async def all(self) -> Statuses:
-        """Every engine."""
-        async with self._reading:
-            if self._clock() - self._tried_at >= self._max_age:
-                await self._read()
+        """Every engine. Reads the list when :meth:`keep_fresh` has not."""
+        if self._stale:
+            async with self._reading:
+                if self._stale:
+                    await self._read()
         return self._known if self._clock() - self._read_at <= self._keep else []
+
+    async def keep_fresh(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Reads the list before it is too old, so that no plan waits for it. Ends by cancellation."""
+        while True:
+            async with self._reading:
+                await self._read()
+            await sleep(self._max_age / 2)
+
+    @property
+    def _stale(self) -> bool:
+        return self._clock() - self._tried_at >= self._max_age
 
     async def _read(self) -> None:
         try:

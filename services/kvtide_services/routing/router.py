@@ -9,7 +9,7 @@ from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide_services.errors import NoDecodeEngine, StoreUnavailable
 from kvtide_services.routing.choice import NONE, Known, Plan, Strategy, choose
 from kvtide_services.routing.directory import EngineDirectory
-from kvtide_services.store import LeaseStore, SessionStore
+from kvtide_services.store import Held, PlanStore
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,9 @@ class Planner(Protocol):
 class Router:
     """A Planner. Without the store it plans without reuse."""
 
-    def __init__(
-        self,
-        directory: EngineDirectory,
-        leases: LeaseStore,
-        sessions: SessionStore,
-        patience: Patience,
-        policy: Policy,
-    ) -> None:
+    def __init__(self, directory: EngineDirectory, store: PlanStore, patience: Patience, policy: Policy) -> None:
         self._directory = directory
-        self._leases = leases
-        self._sessions = sessions
+        self._store = store
         self._patience = patience
         self._policy = policy
 
@@ -85,19 +77,18 @@ class Router:
 
     async def _known(self, wanted: Wanted) -> Known:
         try:
-            leases = await self._fresh_leases(wanted)
-            record = await self._sessions.get(wanted.tenant, wanted.session_id)
+            held = await self._held(wanted)
         except StoreUnavailable:
             return Known(store_away=True)
-        return Known(tuple(leases), record.turns if record else 0)
+        return Known(held.leases, held.turns)
 
-    async def _fresh_leases(self, wanted: Wanted) -> list[pb.Lease]:
+    async def _held(self, wanted: Wanted) -> Held:
         """The client may be faster than the holder's report of the turn that just ended."""
         patience = self._patience
         deadline = patience.clock() + patience.total
         while True:
-            leases = await self._leases.leases(wanted.tenant, wanted.session_id)
-            reported = not wanted.await_turn or any(lease.turn >= wanted.await_turn for lease in leases)
+            held = await self._store.held(wanted.tenant, wanted.session_id)
+            reported = not wanted.await_turn or any(lease.turn >= wanted.await_turn for lease in held.leases)
             if reported or patience.clock() >= deadline:
-                return leases
+                return held
             await patience.sleep(patience.poll)

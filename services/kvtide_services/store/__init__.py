@@ -58,6 +58,14 @@ class TurnCounted:
     opened: bool
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a plan needs of a session: its leases, and how many turns were counted (0: none, or no record)."""
+
+    leases: tuple[lease_pb2.Lease, ...]
+    turns: int
+
+
 class Opening(enum.IntEnum):
     """What became of an attempt to open a session."""
 
@@ -95,8 +103,6 @@ class LeaseStore(Protocol):
     async def drop_leases(self, leases: Sequence[lease_pb2.Lease]) -> None:
         """Removes each unless a higher epoch or another boot id took its place."""
 
-    async def leases(self, tenant: str, session_id: str) -> list[lease_pb2.Lease]: ...
-
 
 class SessionStore(Protocol):
     """Session records with a TTL. All methods raise StoreUnavailable."""
@@ -131,7 +137,14 @@ class SessionStore(Protocol):
         """
 
 
-class Store(EngineStore, LeaseStore, SessionStore, Protocol):
+class PlanStore(EngineStore, Protocol):
+    """What routing reads. All methods raise StoreUnavailable."""
+
+    async def held(self, tenant: str, session_id: str) -> Held:
+        """On the path of every turn: one round trip."""
+
+
+class Store(LeaseStore, SessionStore, PlanStore, Protocol):
     """All of it."""
 
     async def aclose(self) -> None: ...

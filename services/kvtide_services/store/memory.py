@@ -11,6 +11,7 @@ from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide_services.errors import InvalidToken, StoreUnavailable
 from kvtide_services.store import (
     FIRST_TOKEN,
+    Held,
     Opening,
     SessionEvent,
     SessionRecord,
@@ -84,21 +85,23 @@ class MemoryStore:
 
     async def put_leases(self, leases: Sequence[pb.Lease]) -> None:
         for lease in leases:
-            held = self._held(lease.tenant, lease.session_id)
+            held = self._leases_of(lease.tenant, lease.session_id)
             held.by_id[lease.lease_id] = _copy(lease)
             held.until = max(held.until, self._clock() + lease.ttl.ToTimedelta().total_seconds())
 
     async def drop_leases(self, leases: Sequence[pb.Lease]) -> None:
         for lease in leases:
-            held = self._held(lease.tenant, lease.session_id).by_id
+            held = self._leases_of(lease.tenant, lease.session_id).by_id
             stored = held.get(lease.lease_id)
             if stored is not None and stored.boot_id == lease.boot_id and stored.epoch <= lease.epoch:
                 del held[lease.lease_id]
 
-    async def leases(self, tenant: str, session_id: str) -> list[pb.Lease]:
-        return list(self._held(tenant, session_id).by_id.values())
+    async def held(self, tenant: str, session_id: str) -> Held:
+        session = self._live(tenant, session_id)
+        leases = self._leases_of(tenant, session_id).by_id.values()
+        return Held(tuple(leases), session.record.turns if session else 0)
 
-    def _held(self, tenant: str, session_id: str) -> _Leases:
+    def _leases_of(self, tenant: str, session_id: str) -> _Leases:
         found = self._leases.get((tenant, session_id))
         if found is None or found.until <= self._clock():
             found = self._leases[tenant, session_id] = _Leases()

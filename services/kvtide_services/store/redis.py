@@ -7,8 +7,11 @@ from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from kvtide_services.store.redis_engines import RedisEngines
-from kvtide_services.store.redis_sessions import RedisSessions
+from kvtide.lease.v1 import lease_pb2 as pb
+from kvtide_services.store import Held
+from kvtide_services.store.redis_engines import RedisEngines, leases_key
+from kvtide_services.store.redis_guard import guarded
+from kvtide_services.store.redis_sessions import RedisSessions, session_keys
 
 
 class RedisStore(RedisEngines, RedisSessions):
@@ -28,6 +31,13 @@ class RedisStore(RedisEngines, RedisSessions):
         RedisEngines.__init__(self, client, seconds)
         RedisSessions.__init__(self, client, waiter, seconds, history)
         self._clients = (client, waiter)
+
+    @guarded
+    async def held(self, tenant: str, session_id: str) -> Held:
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hvals(leases_key(tenant, session_id)).hget(session_keys(tenant, session_id)[0], "turns")
+        leases, turns = await pipe.execute()
+        return Held(tuple(pb.Lease.FromString(value) for value in leases), int(turns or 0))
 
     async def aclose(self) -> None:
         """Closes the connections."""

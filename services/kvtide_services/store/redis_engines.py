@@ -58,7 +58,7 @@ class RedisEngines:
     async def put_leases(self, leases: Sequence[pb.Lease]) -> None:
         pipe = self._redis.pipeline(transaction=False)
         for lease in leases:
-            key, ttl = _leases_key(lease.tenant, lease.session_id), milliseconds(lease.ttl.ToTimedelta())
+            key, ttl = leases_key(lease.tenant, lease.session_id), milliseconds(lease.ttl.ToTimedelta())
             pipe.hset(key, lease.lease_id, lease.SerializeToString())
             # The key lives as long as the longest of its leases.
             pipe.pexpire(key, ttl, nx=True)
@@ -69,18 +69,13 @@ class RedisEngines:
     async def drop_leases(self, leases: Sequence[pb.Lease]) -> None:
         pipe = self._redis.pipeline(transaction=False)
         for lease in leases:
-            pipe.hget(_leases_key(lease.tenant, lease.session_id), lease.lease_id)
+            pipe.hget(leases_key(lease.tenant, lease.session_id), lease.lease_id)
         found = await pipe.execute()
         for lease, raw in zip(leases, found, strict=True):
             if raw is not None and _succeeds(lease, pb.Lease.FromString(raw)):
-                key = _leases_key(lease.tenant, lease.session_id)
+                key = leases_key(lease.tenant, lease.session_id)
                 await self._drop_lease(keys=[key], args=[lease.lease_id, raw], client=pipe)
         await pipe.execute()
-
-    @guarded
-    async def leases(self, tenant: str, session_id: str) -> list[pb.Lease]:
-        values = await self._redis.hvals(_leases_key(tenant, session_id))
-        return [pb.Lease.FromString(value) for value in values]
 
 
 def _succeeds(ended: pb.Lease, stored: pb.Lease) -> bool:
@@ -91,5 +86,5 @@ def _engine_key(name: str) -> str:
     return f"kvtide:engine:{name}"
 
 
-def _leases_key(tenant: str, session_id: str) -> str:
+def leases_key(tenant: str, session_id: str) -> str:
     return f"kvtide:{{{tenant}}}:leases:{session_id}"

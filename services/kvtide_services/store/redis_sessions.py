@@ -46,7 +46,7 @@ class RedisSessions:
         await self._redis.sadd(_TENANTS, record.tenant)
         labels, ttl = json.dumps(record.labels), milliseconds(record.granted_ttl)
         args = [self._history, record.session_id, ttl, record.request_id, record.model, labels]
-        return Opening(await self._create(keys=_keys(record.tenant, record.session_id), args=args))
+        return Opening(await self._create(keys=session_keys(record.tenant, record.session_id), args=args))
 
     @guarded
     async def get(self, tenant: str, session_id: str) -> SessionRecord | None:
@@ -55,7 +55,7 @@ class RedisSessions:
     @guarded
     async def page(self, tenant: str, after: str, count: int) -> tuple[list[SessionRecord], str]:
         start = f"({after}" if after else "-"
-        found = await self._redis.zrangebylex(_keys(tenant)[3], start, "+", start=0, num=count + 1)
+        found = await self._redis.zrangebylex(session_keys(tenant)[3], start, "+", start=0, num=count + 1)
         ids = [i.decode() for i in found]
         records = await self._read(tenant, ids[:count])
         # Records may be gone before the sweep takes their ids: what goes on is the ids, not the records.
@@ -65,7 +65,7 @@ class RedisSessions:
         pipe = self._redis.pipeline(transaction=False)
         pipe.time()
         for session_id in session_ids:
-            key = _keys(tenant, session_id)[0]
+            key = session_keys(tenant, session_id)[0]
             pipe.hgetall(key).pttl(key)
         (seconds, micros), *rows = await pipe.execute()
         now = seconds * 1000 + micros // 1000
@@ -74,7 +74,7 @@ class RedisSessions:
 
     @guarded
     async def close(self, tenant: str, session_id: str) -> bool:
-        return bool(await self._close(keys=_keys(tenant, session_id), args=[self._history, session_id]))
+        return bool(await self._close(keys=session_keys(tenant, session_id), args=[self._history, session_id]))
 
     async def renew(self, tenant: str, session_ids: Sequence[str], ttl: timedelta | None) -> list[timedelta | None]:
         renewed: list[timedelta | None] = []
@@ -89,7 +89,9 @@ class RedisSessions:
         pipe = self._redis.pipeline(transaction=False)
         span = milliseconds(ttl) if ttl else 0
         for session_id in session_ids:
-            await self._renew(keys=_keys(tenant, session_id), args=[self._history, session_id, span], client=pipe)
+            await self._renew(
+                keys=session_keys(tenant, session_id), args=[self._history, session_id, span], client=pipe
+            )
         return [timedelta(milliseconds=left) if left >= 0 else None for left in await pipe.execute()]
 
     @guarded
@@ -97,7 +99,7 @@ class RedisSessions:
         await self._redis.sadd(_TENANTS, tenant)
         args = [self._history, session_id, milliseconds(ttl), turn.number, turn.model]
         args += [turn.decode_engine, turn.decode_boot_id]
-        left, opened = await self._record(keys=_keys(tenant, session_id), args=args)
+        left, opened = await self._record(keys=session_keys(tenant, session_id), args=args)
         return TurnCounted(timedelta(milliseconds=left), bool(opened))
 
     @guarded
@@ -105,18 +107,18 @@ class RedisSessions:
         tenants = [t.decode() for t in await self._redis.smembers(_TENANTS)]
         pipe = self._redis.pipeline(transaction=False)
         for tenant in tenants:
-            await self._lapse(keys=_keys(tenant), args=[self._history], client=pipe)
+            await self._lapse(keys=session_keys(tenant), args=[self._history], client=pipe)
         found = await pipe.execute()
         pairs = zip(tenants, found, strict=True)
         return list(itertools.chain.from_iterable(((t, i.decode()) for i in ids) for t, ids in pairs))
 
     @guarded
     async def last_token(self, tenant: str) -> str:
-        rows = await self._redis.xrevrange(_keys(tenant)[2], count=1)
+        rows = await self._redis.xrevrange(session_keys(tenant)[2], count=1)
         return rows[0][0].decode() if rows else FIRST_TOKEN
 
     async def events(self, tenant: str, after: str, wait: timedelta) -> list[SessionEvent]:
-        stream = _keys(tenant)[2]
+        stream = session_keys(tenant)[2]
         await self._check_resumable(stream, check_token(after))
         rows = await self._read_events(stream, after, wait)
         # Again: the store may have been emptied while this waited, and what came first since then would be missed.
@@ -137,7 +139,7 @@ class RedisSessions:
             raise InvalidToken("resume_token")
 
 
-def _keys(tenant: str, session_id: str = "") -> list[str]:
+def session_keys(tenant: str, session_id: str = "") -> list[str]:
     """A session's keys, as the scripts want them: record, deadlines, events, ids."""
     base = f"kvtide:{{{tenant}}}"
     return [f"{base}:session:{session_id}", f"{base}:sessions", f"{base}:events", f"{base}:session-ids"]

@@ -61,7 +61,7 @@ class World:
         self.publisher.changed(self.mirror.ended(self.engine, pb.LeaseEnded(lease_id=lease_id, epoch=epoch)))
 
     async def published(self) -> list[str]:
-        return [f"{found.lease_id}.{found.epoch}" for found in await self.store.leases("acme", "s1")]
+        return [f"{found.lease_id}.{found.epoch}" for found in (await self.store.held("acme", "s1")).leases]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ async def test_an_emptied_store_gets_everything_again_with_the_time_left(world: 
     world.mirror.heard(world.engine, pb.Beat())
     world.store.flush()
     await world.publisher.publish_beat()
-    (found,) = await world.store.leases("acme", "s1")
+    (found,) = (await world.store.held("acme", "s1")).leases
     assert found.ttl.ToTimedelta() == timedelta(seconds=70)
     assert [s.leases for s in await world.store.engines()] == [1]
     assert await world.store.incarnation() != before

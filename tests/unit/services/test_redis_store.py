@@ -44,7 +44,7 @@ async def use_everything(store: RedisStore) -> None:
         store.incarnation(),
         store.begin("i"),
         store.drop_engine("d"),
-        store.leases("t", "s"),
+        store.held("t", "s"),
         store.create(RECORD),
         store.get("t", "s"),
         store.page("t", "", 1),

@@ -1,5 +1,6 @@
 """What a plan is made from, and how long it waits for it."""
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from kvtide_services.errors import NoDecodeEngine, StoreUnavailable
 from kvtide_services.routing.choice import FRESH, ONLY, REUSE, Plan, Why
 from kvtide_services.routing.directory import EngineDirectory
 from kvtide_services.routing.router import Patience, Policy, Router, Wanted
-from kvtide_services.store import TurnRecord
+from kvtide_services.store import Held, TurnRecord
 from kvtide_services.store.memory import MemoryStore
 
 LONG = timedelta(hours=1)
@@ -21,15 +22,18 @@ class Fickle(MemoryStore):
 
     away = False
     asked = 0
+    hang: asyncio.Event | None = None
 
     async def engines(self) -> list[pb.EngineStatus]:
         self.asked += 1
         self._check()
+        if self.hang is not None:
+            await self.hang.wait()
         return await super().engines()
 
-    async def leases(self, tenant: str, session_id: str) -> list[pb.Lease]:
+    async def held(self, tenant: str, session_id: str) -> Held:
         self._check()
-        return await super().leases(tenant, session_id)
+        return await super().held(tenant, session_id)
 
     def _check(self) -> None:
         if self.away:
@@ -44,7 +48,7 @@ class World:
         self.slept: list[float] = []
         self.lease_after: tuple[int, pb.Lease] | None = None
         patience = Patience(0.05, 0.01, clock, self.sleep)
-        self.router = Router(self.directory, self.store, self.store, patience, Policy(64, forced))
+        self.router = Router(self.directory, self.store, patience, Policy(64, forced))
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -120,6 +124,37 @@ async def test_engines_are_read_once_for_a_while(world: World, engine: Any) -> N
     world.clock.now += 0.2
     assert (await world.plan(model="new")).decode.engine.name == "decode-1"
     assert world.store.asked == 2
+
+
+async def test_plans_wait_for_no_list_while_it_is_kept_fresh(world: World, engine: Any) -> None:
+    async def pass_by(seconds: float) -> None:
+        world.clock.now += seconds
+        await asyncio.sleep(0)
+
+    keeping = asyncio.create_task(world.directory.keep_fresh(pass_by))
+    for asked in (1, 2, 3):
+        await asyncio.sleep(0)
+        await world.plan()
+        assert world.store.asked == asked
+    await world.attach(engine("decode-1", model="new"))
+    await asyncio.sleep(0)
+    assert (await world.plan(model="new")).decode.engine.name == "decode-1"
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+
+
+async def test_a_list_that_is_fresh_does_not_wait_for_the_next_reading(world: World) -> None:
+    await world.plan()
+    world.store.hang = asyncio.Event()
+    keeping = asyncio.create_task(world.directory.keep_fresh(world.sleep))
+    await asyncio.sleep(0)
+    assert world.store.asked == 2
+    async with asyncio.timeout(5):
+        assert (await world.plan()).decode.engine.name == "decode-0"
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
 
 
 async def test_without_the_store_the_engines_last_known_plan_without_reuse(world: World, lease: Any) -> None:
