@@ -98,6 +98,8 @@ class EngineLink:
                 self._attach()
             except grpc.RpcError as error:
                 self._log_lost(error)
+            except Exception:  # one message that cannot be handled must not end the link for this start of the engine
+                logger.exception("Engine link to %s failed and is made anew", self._address)
             self._closed.wait(self._retry)
 
     def _log_lost(self, error: grpc.RpcError) -> None:
@@ -117,8 +119,8 @@ class EngineLink:
         ]
         with grpc.insecure_channel(self._address, options) as channel:
             outbox: queue.SimpleQueue[pb.AttachRequest | None] = queue.SimpleQueue()
-            outbox.put(pb.AttachRequest(hello=self._hello(outbox)))
-            call = lease_pb2_grpc.LeaseServiceStub(channel).Attach(self._outgoing(outbox), metadata=self._metadata)
+            outgoing = self._outgoing(pb.AttachRequest(hello=self._hello(outbox)), outbox)
+            call = lease_pb2_grpc.LeaseServiceStub(channel).Attach(outgoing, metadata=self._metadata)
             self._call = call
             for message in call:
                 self._handle(message)
@@ -135,10 +137,10 @@ class EngineLink:
             leases=[wire.lease_message(lease, self._engine, now) for lease in leases],
         )
 
-    def _outgoing(self, outbox: "queue.SimpleQueue[pb.AttachRequest | None]") -> Iterator[pb.AttachRequest]:
-        hello = outbox.get()
-        if hello is None:
-            return
+    def _outgoing(
+        self, hello: pb.AttachRequest, outbox: "queue.SimpleQueue[pb.AttachRequest | None]"
+    ) -> Iterator[pb.AttachRequest]:
+        """The hello first, whatever other threads have put into the outbox meanwhile."""
         yield hello
         due = time.monotonic()
         while True:

@@ -176,6 +176,35 @@ def test_reconnects_with_a_fresh_snapshot(world: World) -> None:
     assert [held.lease_id for held in hello.leases] == [lease.lease_id]
 
 
+def test_what_is_reported_while_the_snapshot_is_taken_follows_the_hello(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = world.lessor.leases
+
+    def take_and_hold() -> list[Lease]:
+        leases = take()
+        world.hold("ab")
+        return leases
+
+    monkeypatch.setattr(world.lessor, "leases", take_and_hold)
+    world.link.start(world.lessor)
+    kinds = [world.service.inbox.get(timeout=10).WhichOneof("message") for _ in range(2)]
+    assert kinds[0] == "hello"
+    assert "granted" in (kinds[1], world.service.inbox.get(timeout=10).WhichOneof("message"))
+
+
+def test_a_message_that_cannot_be_handled_does_not_end_the_link(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(lease_id: str, epoch: int = 0) -> bool:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(world.lessor, "release", broken)
+    world.link.start(world.lessor)
+    world.service.next("hello")
+    world.service.outbox.put(pb.AttachResponse(release=pb.LeaseRelease(lease_id="l1")))
+    world.service.outbox.put(None)
+    assert world.service.next("hello").engine.name == "decode-0"
+
+
 def test_close_ends_the_thread_at_once(world: World) -> None:
     world.link.start(world.lessor)
     world.service.next("hello")
