@@ -18,7 +18,7 @@ from kvtide_connector import wire
 from kvtide_connector.clock import Clock
 from kvtide_connector.lessor import EndReason, Lease, Lessor, Owner, Refusal, Ticket
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _DEFAULT_BEAT = 1.0
 
 logger = logging.getLogger("vllm.kvtide.link")
@@ -179,8 +179,9 @@ class EngineLink:
             lessor.end_ticket(message.ticket_release.ticket_id)
         elif kind == "release":
             lessor.release(message.release.lease_id, message.release.epoch)
-        elif kind == "renewal":
-            lessor.renew(message.renewal.lease_id, wire.nanoseconds(message.renewal.ttl))
+        elif kind == "renewals":
+            for renewal in message.renewals.renewals:
+                lessor.renew(renewal.lease_id, wire.nanoseconds(renewal.ttl))
 
     def _answer(self, request: pb.TicketRequest) -> None:
         answer: Ticket | Refusal

@@ -136,7 +136,7 @@ async def test_a_restarted_engine_ends_no_other_link(services: Any, client: Any)
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        ({"protocol_version": 3}, "protocol_version"),
+        ({"protocol_version": 4}, "protocol_version"),
         ({"name": ""}, "engine.name"),
         ({"boot_id": ""}, "engine.boot_id"),
         ({"http_url": ""}, "engine.http_url"),

@@ -7,7 +7,7 @@ from datetime import timedelta
 from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide_services.errors import IncompatibleEngine
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True)

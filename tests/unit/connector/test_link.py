@@ -103,7 +103,7 @@ def test_says_hello_with_everything_held_then_beats(world: World) -> None:
     lease = world.hold("ab")
     world.link.start(world.lessor)
     hello = world.service.next("hello")
-    assert (hello.protocol_version, hello.engine.name) == (1, "decode-0")
+    assert (hello.protocol_version, hello.engine.name) == (2, "decode-0")
     assert [held.lease_id for held in hello.leases] == [lease.lease_id]
     assert hello.leases[0].num_tokens == 64
     beat = world.service.next("beat")

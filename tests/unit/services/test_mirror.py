@@ -101,7 +101,7 @@ def test_an_engine_speaks_for_itself_only() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"protocol_version": 3}, "protocol_version"),
+        ({"protocol_version": 4}, "protocol_version"),
         ({"engine": pb.Engine()}, "engine.name"),
         ({"engine": pb.Engine(name="d", boot_id="b", http_url="h", model="m", pairing_digest="x")}, "engine.role"),
     ],

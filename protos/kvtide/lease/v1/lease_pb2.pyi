@@ -56,9 +56,9 @@ class _LeaseEndReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     LEASE_END_REASON_EXPIRED: _LeaseEndReason.ValueType  # 3
     """Its deadline passed."""
     LEASE_END_REASON_EVICTED: _LeaseEndReason.ValueType  # 4
-    """Freed for a live request."""
+    """Freed for a live request, or over a limit of its session or tenant."""
     LEASE_END_REASON_LOST: _LeaseEndReason.ValueType  # 5
-    """The engine restarted or reset its cache."""
+    """The engine stopped, restarted, reset its cache, or was silent for too long."""
 
 class LeaseEndReason(_LeaseEndReason, metaclass=_LeaseEndReasonEnumTypeWrapper):
     """What ended a block lease."""
@@ -71,9 +71,9 @@ LEASE_END_REASON_RELEASED: LeaseEndReason.ValueType  # 2
 LEASE_END_REASON_EXPIRED: LeaseEndReason.ValueType  # 3
 """Its deadline passed."""
 LEASE_END_REASON_EVICTED: LeaseEndReason.ValueType  # 4
-"""Freed for a live request."""
+"""Freed for a live request, or over a limit of its session or tenant."""
 LEASE_END_REASON_LOST: LeaseEndReason.ValueType  # 5
-"""The engine restarted or reset its cache."""
+"""The engine stopped, restarted, reset its cache, or was silent for too long."""
 global___LeaseEndReason = LeaseEndReason
 
 class _TicketRefusal:
@@ -91,6 +91,8 @@ class _TicketRefusalEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     """Open tickets already cover half of the pool."""
     TICKET_REFUSAL_UNREACHABLE: _TicketRefusal.ValueType  # 4
     """The holder is not attached here, or did not answer in time."""
+    TICKET_REFUSAL_USED: _TicketRefusal.ValueType  # 5
+    """The ticket was given to another attempt: FAILED_PRECONDITION, as it were."""
 
 class TicketRefusal(_TicketRefusal, metaclass=_TicketRefusalEnumTypeWrapper):
     """Why a ticket was refused."""
@@ -104,6 +106,8 @@ TICKET_REFUSAL_TOO_MANY: TicketRefusal.ValueType  # 3
 """Open tickets already cover half of the pool."""
 TICKET_REFUSAL_UNREACHABLE: TicketRefusal.ValueType  # 4
 """The holder is not attached here, or did not answer in time."""
+TICKET_REFUSAL_USED: TicketRefusal.ValueType  # 5
+"""The ticket was given to another attempt: FAILED_PRECONDITION, as it were."""
 global___TicketRefusal = TicketRefusal
 
 @typing.final
@@ -183,6 +187,8 @@ class Lease(google.protobuf.message.Message):
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     LAST_HASH_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
+    OWN_TOKENS_FIELD_NUMBER: builtins.int
+    GRANTED_TTL_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """Names the session branch on its engine; kept when a longer turn of the branch takes over, with a higher epoch."""
     epoch: builtins.int
@@ -197,9 +203,17 @@ class Lease(google.protobuf.message.Message):
     """Tokens whose KV is held: whole blocks only."""
     last_hash: builtins.bytes
     """Hash of the last block held."""
+    own_tokens: builtins.int
+    """Of `num_tokens` those in blocks that no other lease of the session on this engine holds: their sum over a session
+    is what it holds, shared blocks counted once (with the branch that was granted first).
+    """
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """Time left on the engine's own clock when this was sent."""
+
+    @property
+    def granted_ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """What the engine granted at the last grant or renewal."""
 
     def __init__(
         self,
@@ -214,9 +228,11 @@ class Lease(google.protobuf.message.Message):
         num_tokens: builtins.int = ...,
         last_hash: builtins.bytes = ...,
         ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        own_tokens: builtins.int = ...,
+        granted_ttl: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "engine", b"engine", "epoch", b"epoch", "last_hash", b"last_hash", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "session_id", b"session_id", "tenant", b"tenant", "ttl", b"ttl", "turn", b"turn"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["granted_ttl", b"granted_ttl", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "engine", b"engine", "epoch", b"epoch", "granted_ttl", b"granted_ttl", "last_hash", b"last_hash", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "own_tokens", b"own_tokens", "session_id", b"session_id", "tenant", b"tenant", "ttl", b"ttl", "turn", b"turn"]) -> None: ...
 
 global___Lease = Lease
 
@@ -231,11 +247,12 @@ class AttachRequest(google.protobuf.message.Message):
     TICKET_RESPONSE_FIELD_NUMBER: builtins.int
     TICKET_RELEASE_FIELD_NUMBER: builtins.int
     BEAT_FIELD_NUMBER: builtins.int
+    GOODBYE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
     def granted(self) -> global___Lease:
-        """A lease was granted; it replaces any record of the same lease id."""
+        """A lease was granted, or changed; it replaces any record of the same lease id."""
 
     @property
     def ended(self) -> global___LeaseEnded: ...
@@ -253,6 +270,10 @@ class AttachRequest(google.protobuf.message.Message):
 
     @property
     def beat(self) -> global___Beat: ...
+    @property
+    def goodbye(self) -> global___Goodbye:
+        """The engine is about to stop: it holds nothing any more. Everything is reported lost at once."""
+
     def __init__(
         self,
         *,
@@ -263,10 +284,11 @@ class AttachRequest(google.protobuf.message.Message):
         ticket_response: global___TicketResponse | None = ...,
         ticket_release: global___TicketRelease | None = ...,
         beat: global___Beat | None = ...,
+        goodbye: global___Goodbye | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "ended", b"ended", "granted", b"granted", "hello", b"hello", "message", b"message", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "ended", b"ended", "granted", b"granted", "hello", b"hello", "message", b"message", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "granted", "ended", "ticket_request", "ticket_response", "ticket_release", "beat"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "ended", b"ended", "goodbye", b"goodbye", "granted", b"granted", "hello", b"hello", "message", b"message", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "ended", b"ended", "goodbye", b"goodbye", "granted", b"granted", "hello", b"hello", "message", b"message", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "granted", "ended", "ticket_request", "ticket_response", "ticket_release", "beat", "goodbye"] | None: ...
 
 global___AttachRequest = AttachRequest
 
@@ -279,7 +301,7 @@ class AttachResponse(google.protobuf.message.Message):
     TICKET_RESPONSE_FIELD_NUMBER: builtins.int
     TICKET_RELEASE_FIELD_NUMBER: builtins.int
     RELEASE_FIELD_NUMBER: builtins.int
-    RENEWAL_FIELD_NUMBER: builtins.int
+    RENEWALS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -295,7 +317,9 @@ class AttachResponse(google.protobuf.message.Message):
     @property
     def release(self) -> global___LeaseRelease: ...
     @property
-    def renewal(self) -> global___LeaseRenewal: ...
+    def renewals(self) -> global___LeaseRenewals:
+        """All that became due in one beat."""
+
     def __init__(
         self,
         *,
@@ -304,11 +328,11 @@ class AttachResponse(google.protobuf.message.Message):
         ticket_response: global___TicketResponse | None = ...,
         ticket_release: global___TicketRelease | None = ...,
         release: global___LeaseRelease | None = ...,
-        renewal: global___LeaseRenewal | None = ...,
+        renewals: global___LeaseRenewals | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "release", b"release", "renewal", b"renewal", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["message", b"message", "release", b"release", "renewal", b"renewal", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "ticket_request", "ticket_response", "ticket_release", "release", "renewal"] | None: ...
+    def HasField(self, field_name: typing.Literal["message", b"message", "release", b"release", "renewals", b"renewals", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["message", b"message", "release", b"release", "renewals", b"renewals", "ticket_release", b"ticket_release", "ticket_request", b"ticket_request", "ticket_response", b"ticket_response", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "ticket_request", "ticket_response", "ticket_release", "release", "renewals"] | None: ...
 
 global___AttachResponse = AttachResponse
 
@@ -321,13 +345,18 @@ class Hello(google.protobuf.message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
-    """Version of this link's protocol: 1. One version of skew works; beyond it INCOMPATIBLE_ENGINE."""
+    """Version of this link's protocol: 2. One version of skew works; beyond it INCOMPATIBLE_ENGINE."""
     @property
     def engine(self) -> global___Engine: ...
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Lease]:
         """Everything held now; the directory drops what is not listed."""
+
+    @property
+    def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LeaseEnded]:
+        """Leases that ended lately, oldest first: their ends may not have been heard when the last link broke."""
 
     def __init__(
         self,
@@ -335,11 +364,22 @@ class Hello(google.protobuf.message.Message):
         protocol_version: builtins.int = ...,
         engine: global___Engine | None = ...,
         leases: collections.abc.Iterable[global___Lease] | None = ...,
+        ended: collections.abc.Iterable[global___LeaseEnded] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "leases", b"leases", "protocol_version", b"protocol_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended", "engine", b"engine", "leases", b"leases", "protocol_version", b"protocol_version"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class Goodbye(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Goodbye = Goodbye
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -402,17 +442,21 @@ class LeaseEnded(google.protobuf.message.Message):
     LEASE_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     epoch: builtins.int
     reason: global___LeaseEndReason.ValueType
+    num_tokens: builtins.int
+    """Tokens that were held."""
     def __init__(
         self,
         *,
         lease_id: builtins.str = ...,
         epoch: builtins.int = ...,
         reason: global___LeaseEndReason.ValueType = ...,
+        num_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "num_tokens", b"num_tokens", "reason", b"reason"]) -> None: ...
 
 global___LeaseEnded = LeaseEnded
 
@@ -430,6 +474,7 @@ class TicketRequest(google.protobuf.message.Message):
     BOOT_ID_FIELD_NUMBER: builtins.int
     PROMPT_HASH_PREFIXES_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: builtins.int
     ticket_id: builtins.str
     """Made by the reader, unique; repeats of one id get the same answer."""
     tenant: builtins.str
@@ -443,6 +488,8 @@ class TicketRequest(google.protobuf.message.Message):
     """The reader's own prompt: the first 8 bytes of each block hash, concatenated. Only for choosing the lease and the
     length; the reader verifies the full hashes in the answer.
     """
+    attempt_id: builtins.str
+    """The attempt at a turn that the ticket is for; the same ticket id for another attempt is refused."""
     @property
     def duration(self) -> google.protobuf.duration_pb2.Duration:
         """How long the reader wants it; the holder clamps to its own limit."""
@@ -458,9 +505,10 @@ class TicketRequest(google.protobuf.message.Message):
         boot_id: builtins.str = ...,
         prompt_hash_prefixes: builtins.bytes = ...,
         duration: google.protobuf.duration_pb2.Duration | None = ...,
+        attempt_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "duration", b"duration", "engine", b"engine", "lease_id", b"lease_id", "prompt_hash_prefixes", b"prompt_hash_prefixes", "session_id", b"session_id", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt_id", b"attempt_id", "boot_id", b"boot_id", "duration", b"duration", "engine", b"engine", "lease_id", b"lease_id", "prompt_hash_prefixes", b"prompt_hash_prefixes", "session_id", b"session_id", "tenant", b"tenant", "ticket_id", b"ticket_id"]) -> None: ...
 
 global___TicketRequest = TicketRequest
 
@@ -560,7 +608,10 @@ class LeaseRenewal(google.protobuf.message.Message):
 
     LEASE_ID_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
+    epoch: builtins.int
+    """A renewal meant for another epoch is ignored."""
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration: ...
     def __init__(
@@ -568,11 +619,28 @@ class LeaseRenewal(google.protobuf.message.Message):
         *,
         lease_id: builtins.str = ...,
         ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "ttl", b"ttl"]) -> None: ...
 
 global___LeaseRenewal = LeaseRenewal
+
+@typing.final
+class LeaseRenewals(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RENEWALS_FIELD_NUMBER: builtins.int
+    @property
+    def renewals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LeaseRenewal]: ...
+    def __init__(
+        self,
+        *,
+        renewals: collections.abc.Iterable[global___LeaseRenewal] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["renewals", b"renewals"]) -> None: ...
+
+global___LeaseRenewals = LeaseRenewals
 
 @typing.final
 class GetLeaseRequest(google.protobuf.message.Message):
@@ -656,17 +724,21 @@ class ReleaseLeasesRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     LEASE_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Required."""
     lease_id: builtins.str
     """Empty: all leases of the session."""
+    epoch: builtins.int
+    """With lease_id only: refused unless it is the lease's present epoch. 0: whatever it is."""
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         lease_id: builtins.str = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease_id", b"lease_id", "session_id", b"session_id"]) -> None: ...
 
 global___ReleaseLeasesRequest = ReleaseLeasesRequest
 

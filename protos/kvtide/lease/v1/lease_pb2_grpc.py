@@ -91,7 +91,8 @@ class LeaseServiceServicer(object):
 
     def ReleaseLeases(self, request, context):
         """Ends leases of one session, or one lease: their engine frees the blocks at its next step, open tickets first.
-        Idempotent: leases already gone are not counted. Retry is safe.
+        Idempotent: leases already gone are not counted. FAILED_PRECONDITION (STALE_EPOCH) when `epoch` is not the lease's.
+        Retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

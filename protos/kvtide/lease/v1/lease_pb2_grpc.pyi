@@ -47,7 +47,8 @@ class LeaseServiceStub:
         kvtide.lease.v1.lease_pb2.ReleaseLeasesResponse,
     ]
     """Ends leases of one session, or one lease: their engine frees the blocks at its next step, open tickets first.
-    Idempotent: leases already gone are not counted. Retry is safe.
+    Idempotent: leases already gone are not counted. FAILED_PRECONDITION (STALE_EPOCH) when `epoch` is not the lease's.
+    Retry is safe.
     """
 
     ListEngines: grpc.UnaryUnaryMultiCallable[
@@ -85,7 +86,8 @@ class LeaseServiceAsyncStub:
         kvtide.lease.v1.lease_pb2.ReleaseLeasesResponse,
     ]
     """Ends leases of one session, or one lease: their engine frees the blocks at its next step, open tickets first.
-    Idempotent: leases already gone are not counted. Retry is safe.
+    Idempotent: leases already gone are not counted. FAILED_PRECONDITION (STALE_EPOCH) when `epoch` is not the lease's.
+    Retry is safe.
     """
 
     ListEngines: grpc.aio.UnaryUnaryMultiCallable[
@@ -131,7 +133,8 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvtide.lease.v1.lease_pb2.ReleaseLeasesResponse, collections.abc.Awaitable[kvtide.lease.v1.lease_pb2.ReleaseLeasesResponse]]:
         """Ends leases of one session, or one lease: their engine frees the blocks at its next step, open tickets first.
-        Idempotent: leases already gone are not counted. Retry is safe.
+        Idempotent: leases already gone are not counted. FAILED_PRECONDITION (STALE_EPOCH) when `epoch` is not the lease's.
+        Retry is safe.
         """
 
     @abc.abstractmethod

@@ -76,6 +76,9 @@ class Session(google.protobuf.message.Message):
     DECODE_BOOT_ID_FIELD_NUMBER: builtins.int
     IDLE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    HELD_TOKENS_FIELD_NUMBER: builtins.int
+    BLOCKS_ENDED_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """1 to 256 characters, unique in its tenant."""
     tenant: builtins.str
@@ -85,6 +88,10 @@ class Session(google.protobuf.message.Message):
     decode_engine: builtins.str
     """The decode engine of the last turn, and its boot id."""
     decode_boot_id: builtins.str
+    leases: builtins.int
+    """Block leases that are held for the session now, by what the engines reported."""
+    held_tokens: builtins.int
+    """Tokens held in them, shared blocks counted once."""
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """Time left when this was sent."""
@@ -101,6 +108,10 @@ class Session(google.protobuf.message.Message):
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """At most 64 pairs, keys of 1 to 63 and values of at most 256 characters; refused beyond."""
 
+    @property
+    def blocks_ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlocksEnded]:
+        """The latest block leases that ended before the session did; see BlocksEnded."""
+
     def __init__(
         self,
         *,
@@ -114,11 +125,37 @@ class Session(google.protobuf.message.Message):
         decode_boot_id: builtins.str = ...,
         idle: google.protobuf.duration_pb2.Duration | None = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        leases: builtins.int = ...,
+        held_tokens: builtins.int = ...,
+        blocks_ended: collections.abc.Iterable[global___BlocksEnded] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["granted_ttl", b"granted_ttl", "idle", b"idle", "ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decode_boot_id", b"decode_boot_id", "decode_engine", b"decode_engine", "granted_ttl", b"granted_ttl", "idle", b"idle", "labels", b"labels", "model", b"model", "session_id", b"session_id", "tenant", b"tenant", "ttl", b"ttl", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_ended", b"blocks_ended", "decode_boot_id", b"decode_boot_id", "decode_engine", b"decode_engine", "granted_ttl", b"granted_ttl", "held_tokens", b"held_tokens", "idle", b"idle", "labels", b"labels", "leases", b"leases", "model", b"model", "session_id", b"session_id", "tenant", b"tenant", "ttl", b"ttl", "turns", b"turns"]) -> None: ...
 
 global___Session = Session
+
+@typing.final
+class BlocksEnded(google.protobuf.message.Message):
+    """A block lease of a session that ended. The last four are kept, oldest first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    LEASE_END_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Counts the session's ends from 1: a reader that saw number n has seen everything up to it."""
+    @property
+    def lease_end(self) -> kvtide.lease.v1.lease_pb2.LeaseEnded: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        lease_end: kvtide.lease.v1.lease_pb2.LeaseEnded | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease_end", b"lease_end"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease_end", b"lease_end", "number", b"number"]) -> None: ...
+
+global___BlocksEnded = BlocksEnded
 
 @typing.final
 class CreateSessionRequest(google.protobuf.message.Message):
@@ -317,17 +354,21 @@ class RenewSessionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TTL_FIELD_NUMBER: builtins.int
+    BLOCKS_ENDED_FIELD_NUMBER: builtins.int
     @property
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """Time left from when the server handled the request."""
 
+    @property
+    def blocks_ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlocksEnded]: ...
     def __init__(
         self,
         *,
         ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        blocks_ended: collections.abc.Iterable[global___BlocksEnded] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_ended", b"blocks_ended", "ttl", b"ttl"]) -> None: ...
 
 global___RenewSessionResponse = RenewSessionResponse
 
@@ -336,16 +377,23 @@ class KeepAliveRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_IDS_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
     @property
     def session_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """At most 10,000 a message, INVALID_ARGUMENT beyond."""
+        """At most 10,000 a message, INVALID_ARGUMENT (INVALID_FIELD) beyond."""
+
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """For all of them. Absent: each as granted last. Clamped to the configured limits."""
 
     def __init__(
         self,
         *,
         session_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session_ids", b"session_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["session_ids", b"session_ids", "ttl", b"ttl"]) -> None: ...
 
 global___KeepAliveRequest = KeepAliveRequest
 
@@ -372,6 +420,7 @@ class KeepAliveResult(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     TTL_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    BLOCKS_ENDED_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     lost: builtins.bool
     """Set when the session is lost."""
@@ -379,15 +428,18 @@ class KeepAliveResult(google.protobuf.message.Message):
     def ttl(self) -> google.protobuf.duration_pb2.Duration:
         """Zero when the session is unknown, closed or lapsed."""
 
+    @property
+    def blocks_ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlocksEnded]: ...
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         ttl: google.protobuf.duration_pb2.Duration | None = ...,
         lost: builtins.bool = ...,
+        blocks_ended: collections.abc.Iterable[global___BlocksEnded] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lost", b"lost", "session_id", b"session_id", "ttl", b"ttl"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_ended", b"blocks_ended", "lost", b"lost", "session_id", b"session_id", "ttl", b"ttl"]) -> None: ...
 
 global___KeepAliveResult = KeepAliveResult
 

@@ -104,7 +104,8 @@ class SessionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Ends the session and its block leases. NOT_FOUND (SESSION_NOT_FOUND) when it is gone already. Retry is safe.
+        """Ends the session and its block leases: in the directory at once, on a running engine within a second. NOT_FOUND
+        (SESSION_NOT_FOUND) when it is gone already. Retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,7 +120,7 @@ class SessionServiceServicer(object):
 
     def KeepAlive(self, request_iterator, context):
         """Renews many sessions over one stream; an unknown session is an answer, never the end of the stream. One response a
-        request, in order. Retry is safe.
+        request, in order. Each answer also says which block leases of the session ended lately, and why. Retry is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,9 @@ class SessionServiceStub:
         kvtide.session.v1.session_pb2.CloseSessionRequest,
         kvtide.session.v1.session_pb2.CloseSessionResponse,
     ]
-    """Ends the session and its block leases. NOT_FOUND (SESSION_NOT_FOUND) when it is gone already. Retry is safe."""
+    """Ends the session and its block leases: in the directory at once, on a running engine within a second. NOT_FOUND
+    (SESSION_NOT_FOUND) when it is gone already. Retry is safe.
+    """
 
     RenewSession: grpc.UnaryUnaryMultiCallable[
         kvtide.session.v1.session_pb2.RenewSessionRequest,
@@ -58,7 +60,7 @@ class SessionServiceStub:
         kvtide.session.v1.session_pb2.KeepAliveResponse,
     ]
     """Renews many sessions over one stream; an unknown session is an answer, never the end of the stream. One response a
-    request, in order. Retry is safe.
+    request, in order. Each answer also says which block leases of the session ended lately, and why. Retry is safe.
     """
 
     WatchSessions: grpc.UnaryStreamMultiCallable[
@@ -104,7 +106,9 @@ class SessionServiceAsyncStub:
         kvtide.session.v1.session_pb2.CloseSessionRequest,
         kvtide.session.v1.session_pb2.CloseSessionResponse,
     ]
-    """Ends the session and its block leases. NOT_FOUND (SESSION_NOT_FOUND) when it is gone already. Retry is safe."""
+    """Ends the session and its block leases: in the directory at once, on a running engine within a second. NOT_FOUND
+    (SESSION_NOT_FOUND) when it is gone already. Retry is safe.
+    """
 
     RenewSession: grpc.aio.UnaryUnaryMultiCallable[
         kvtide.session.v1.session_pb2.RenewSessionRequest,
@@ -117,7 +121,7 @@ class SessionServiceAsyncStub:
         kvtide.session.v1.session_pb2.KeepAliveResponse,
     ]
     """Renews many sessions over one stream; an unknown session is an answer, never the end of the stream. One response a
-    request, in order. Retry is safe.
+    request, in order. Each answer also says which block leases of the session ended lately, and why. Retry is safe.
     """
 
     WatchSessions: grpc.aio.UnaryStreamMultiCallable[
@@ -171,7 +175,9 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         request: kvtide.session.v1.session_pb2.CloseSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvtide.session.v1.session_pb2.CloseSessionResponse, collections.abc.Awaitable[kvtide.session.v1.session_pb2.CloseSessionResponse]]:
-        """Ends the session and its block leases. NOT_FOUND (SESSION_NOT_FOUND) when it is gone already. Retry is safe."""
+        """Ends the session and its block leases: in the directory at once, on a running engine within a second. NOT_FOUND
+        (SESSION_NOT_FOUND) when it is gone already. Retry is safe.
+        """
 
     @abc.abstractmethod
     def RenewSession(
@@ -188,7 +194,7 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvtide.session.v1.session_pb2.KeepAliveResponse], collections.abc.AsyncIterator[kvtide.session.v1.session_pb2.KeepAliveResponse]]:
         """Renews many sessions over one stream; an unknown session is an answer, never the end of the stream. One response a
-        request, in order. Retry is safe.
+        request, in order. Each answer also says which block leases of the session ended lately, and why. Retry is safe.
         """
 
     @abc.abstractmethod
