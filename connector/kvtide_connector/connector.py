@@ -11,7 +11,9 @@ from vllm.platforms import current_platform
 
 from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide_connector.clock import boottime_ns
-from kvtide_connector.lessor import EndReason, Lease, Lessor, Limits, Refusal
+from kvtide_connector.dialogue import Dialogue
+from kvtide_connector.holds import EndReason, Lease, Limits, Refusal
+from kvtide_connector.lessor import Lessor
 from kvtide_connector.link import EngineLink
 from kvtide_connector.pairing import pairing_digest
 from kvtide_connector.pool import PinnedPool
@@ -19,6 +21,7 @@ from kvtide_connector.reader import Reader
 from kvtide_connector.scheduler import KvtideScheduler
 from kvtide_connector.settings import ConnectorSettings, nanoseconds
 from kvtide_connector.stats import Counts, KvtidePromMetrics, KvtideStats
+from kvtide_connector.value import Worth
 from kvtide_connector.worker import KvtideWorker
 
 if TYPE_CHECKING:
@@ -65,24 +68,20 @@ class KvtideConnector(NixlPullConnector):
         pool = PinnedPool(gpu_block_pool)
         scheduler.pool = pool
         engine = self._engine(scheduler, pool)
-        link = EngineLink(
-            engine,
-            self._settings.kvtide_lease_address,
-            self._settings.api_key(),
-            self._settings.kvtide_link_retry,
-            boottime_ns,
-            self._load,
-        )
-        if self._settings.bidirectional_kv_xfer and engine.role == pb.ENGINE_ROLE_DECODE:
-            scheduler.lessor = Lessor(
-                pool, boottime_ns, _limits(self._settings), _new_id, _Observer(link, self._counts)
-            )
+        dialogue = Dialogue(engine, boottime_ns, self._load)
+        settings = self._settings
+        if settings.bidirectional_kv_xfer and engine.role == pb.ENGINE_ROLE_DECODE:
+            limits, worth = _limits(settings, engine.block_size), _worth(settings, engine.block_size)
+            observer = _Observer(dialogue, self._counts)
+            scheduler.lessor = Lessor(pool, boottime_ns, limits, worth, _new_id, observer)
             pool.before_reset(scheduler.lessor.reset)
-        elif self._settings.bidirectional_kv_xfer:
-            scheduler.reader = Reader(link, self._settings, engine.block_size, self._digest, boottime_ns, _new_id)
-        if self._settings.kvtide_lease_address:
-            self._link = link
-            link.start(scheduler.lessor)
+            dialogue.speaks_for(scheduler.lessor)
+        elif settings.bidirectional_kv_xfer:
+            scheduler.reader = Reader(dialogue, settings, engine.block_size, self._digest, boottime_ns, _new_id)
+        if settings.kvtide_lease_address:
+            retry = settings.kvtide_link_retry
+            self._link = EngineLink(dialogue, settings.kvtide_lease_address, settings.api_key(), retry)
+            self._link.start()
 
     def _scheduler(self) -> KvtideScheduler:
         assert isinstance(self.connector_scheduler, KvtideScheduler)
@@ -170,18 +169,21 @@ class KvtideConnector(NixlPullConnector):
 class _Observer:
     """Counts transitions and reports leases over the link."""
 
-    def __init__(self, link: EngineLink, counts: Counts) -> None:
-        self._link = link
+    def __init__(self, dialogue: Dialogue, counts: Counts) -> None:
+        self._dialogue = dialogue
         self._counts = counts
 
     def granted(self, lease: Lease) -> None:
         self._counts.add("leases_granted")
-        self._link.granted(lease)
+        self._dialogue.granted(lease)
+
+    def changed(self, lease: Lease) -> None:
+        self._dialogue.granted(lease)
 
     def ended(self, lease: Lease, reason: EndReason, continued: bool) -> None:
         self._counts.add(f"leases_{reason.value}")
         if not continued:
-            self._link.ended(lease, reason)
+            self._dialogue.ended(lease, reason)
 
     def ticketed(self, refusal: Refusal | None) -> None:
         self._counts.add("tickets_refused" if refusal else "tickets_granted")
@@ -191,13 +193,26 @@ def _new_id() -> str:
     return uuid.uuid4().hex
 
 
-def _limits(settings: ConnectorSettings) -> Limits:
+def _limits(settings: ConnectorSettings, block_size: int) -> Limits:
     return Limits(
         lease_ttl=nanoseconds(settings.decoder_kv_blocks_ttl),
+        longest_ttl=nanoseconds(settings.kvtide_lease_ttl_max),
         ticket_duration=nanoseconds(settings.kvtide_ticket_duration),
         ticket_pool_share=settings.kvtide_ticket_pool_share,
         leases_per_session=settings.kvtide_leases_per_session,
+        session_blocks=_whole_blocks(settings.kvtide_session_tokens, block_size),
+        tenant_blocks=_whole_blocks(settings.kvtide_tenant_tokens, block_size),
     )
+
+
+def _whole_blocks(tokens: int, block_size: int) -> int:
+    """0, which is no limit, only for 0."""
+    return max(1, tokens // block_size) if tokens else 0
+
+
+def _worth(settings: ConnectorSettings, block_size: int) -> Worth:
+    long_blocks = max(1, settings.kvtide_value_long_tokens // block_size)
+    return Worth(nanoseconds(settings.kvtide_value_half_life), long_blocks)
 
 
 def _check(vllm_config: "VllmConfig") -> None:

@@ -1,133 +1,46 @@
 """The holder's rules: which blocks are held, for whom, until when, and who reads them.
 
 Knows neither vLLM nor gRPC. Methods marked *scheduler thread* change the block pool; the others may run on any thread.
-Times are nanoseconds of the injected clock.
+Times are nanoseconds of the injected clock. The states and transitions are in docs/leases.md.
 """
 
-import enum
 import threading
-from collections import defaultdict
+from bisect import bisect_left
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvtide_connector.clock import Clock
-
-PREFIX_BYTES = 8
-"""Bytes of each block hash that a reader sends to choose a lease by."""
-
-
-class BlockPool(Protocol):
-    """The part of an engine's KV block pool that holds need."""
-
-    def pin(self, block_ids: Sequence[int]) -> None:
-        """Adds a reference to each block."""
-
-    def unpin(self, block_ids: Sequence[int]) -> None:
-        """Drops a reference from each block; at none left it is free."""
-
-    def num_free(self) -> int: ...
-
-    def num_blocks(self) -> int: ...
-
-
-class EndReason(enum.Enum):
-    """What ended a lease."""
-
-    SUPERSEDED = "superseded"
-    RELEASED = "released"
-    EXPIRED = "expired"
-    EVICTED = "evicted"
-    LOST = "lost"
-
-
-class Refusal(enum.Enum):
-    """Why a ticket was not given."""
-
-    NOT_HELD = "not held"
-    RESTARTED = "restarted"
-    TOO_MANY = "too many tickets"
-    UNREACHABLE = "unreachable"
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A session of a tenant."""
-
-    tenant: str
-    session_id: str
-
-
-@dataclass
-class Lease:
-    """A hold with a name. ``hashes[i]`` is the chained hash of ``block_ids[i]``, from the first of the prompt on."""
-
-    lease_id: str
-    epoch: int
-    owner: Owner
-    turn: int
-    hashes: tuple[bytes, ...]
-    block_ids: tuple[int, ...]
-    deadline: int
-    last_used: int
-    tickets: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A promise not to free ``block_ids`` until ``deadline``."""
-
-    ticket_id: str
-    lease: Lease
-    num_blocks: int
-    deadline: int
-
-    @property
-    def block_ids(self) -> tuple[int, ...]:
-        return self.lease.block_ids[: self.num_blocks]
-
-    @property
-    def hashes(self) -> tuple[bytes, ...]:
-        return self.lease.hashes[: self.num_blocks]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the holder promises at most; durations in nanoseconds."""
-
-    lease_ttl: int
-    ticket_duration: int
-    ticket_pool_share: float
-    leases_per_session: int
-
-
-class Observer(Protocol):
-    """Told of every transition, on the thread that made it, with the rules' lock held: it must not block."""
-
-    def granted(self, lease: Lease) -> None: ...
-
-    def ended(self, lease: Lease, reason: EndReason, continued: bool) -> None:
-        """``continued``: a lease of the same id and a higher epoch takes over."""
-
-    def ticketed(self, refusal: Refusal | None) -> None: ...
+from kvtide_connector.fingerprint import is_prefix, shared_blocks
+from kvtide_connector.holds import BlockPool, Census, EndReason, Lease, Limits, Observer, Owner, Refusal, Ticket
+from kvtide_connector.value import Worth
 
 
 class Lessor:
     """Holds blocks under leases. The one place where a hold ends, and never while a ticket on it is open."""
 
     def __init__(
-        self, pool: BlockPool, clock: Clock, limits: Limits, new_id: Callable[[], str], observer: Observer
+        self,
+        pool: BlockPool,
+        clock: Clock,
+        limits: Limits,
+        worth: Worth,
+        new_id: Callable[[], str],
+        observer: Observer,
     ) -> None:
         self._pool = pool
         self._clock = clock
         self._limits = limits
+        self._worth = worth
         self._new_id = new_id
         self._observer = observer
         self._lock = threading.RLock()
         self._leases: dict[str, Lease] = {}
         self._by_owner: dict[Owner, list[Lease]] = defaultdict(list)
+        self._census = Census()
         self._ended: list[Lease] = []
         self._tickets: dict[str, Ticket] = {}
+        self._used: OrderedDict[str, int] = OrderedDict()
+        """Ids of tickets that are over, and until when a late repeat may still come."""
         self._epoch = 0
         self._due = 0
         """No live lease ends before this."""
@@ -135,43 +48,38 @@ class Lessor:
     def grant(self, owner: Owner, turn: int, hashes: Sequence[bytes], block_ids: Sequence[int]) -> Lease:
         """Holds a finished turn and supersedes the leases that it extends. Scheduler thread.
 
-        Raises ValueError when there is no block, or not one hash a block.
+        The lease may be over at once, when it is the least valuable beyond a limit. Raises ValueError when there is no
+        block, or not one hash a block.
         """
         if not block_ids or len(hashes) != len(block_ids):
             raise ValueError(f"{len(block_ids)} blocks and {len(hashes)} hashes cannot be held")
         with self._lock:
             self._pool.pin(block_ids)
-            extended = [lease for lease in self._by_owner[owner] if _is_prefix(lease.hashes, hashes)]
+            extended = [lease for lease in self._by_owner[owner] if is_prefix(lease.hashes, hashes)]
             longest = max(extended, key=lambda lease: len(lease.hashes), default=None)
-            self._epoch += 1
-            now = self._clock()
-            lease = Lease(
-                lease_id=longest.lease_id if longest else self._new_id(),
-                epoch=self._epoch,
-                owner=owner,
-                turn=turn,
-                hashes=tuple(hashes),
-                block_ids=tuple(block_ids),
-                deadline=now + self._limits.lease_ttl,
-                last_used=now,
-            )
+            lease = self._successor(longest, owner, turn, hashes, block_ids)
+            lease.renewed = any(old.renewed for old in extended)
             for old in extended:
                 self._end(old, EndReason.SUPERSEDED, continued=old is longest)
-            self._leases[lease.lease_id] = lease
-            self._by_owner[owner].append(lease)
-            self._due = min(self._due, lease.deadline)
-            self._observer.granted(lease)
-            self._keep_branch_limit(owner)
-            self._collect(now)
+            self._add(lease)
+            self._keep_limits(owner)
+            self._collect(self._clock())
             return lease
 
-    def renew(self, lease_id: str, ttl: int) -> bool:
-        """Moves a live lease's deadline to at least ``ttl`` from now; False when there is none to renew."""
+    def renew(self, lease_id: str, ttl: int, epoch: int = 0) -> bool:
+        """Moves a live lease's deadline to at least ``ttl`` from now; False when there is none to renew.
+
+        ``ttl`` is cut to the longest that the holder grants. Epoch 0: whichever.
+        """
         with self._lock:
             lease, now = self._leases.get(lease_id), self._clock()
-            if lease is None or lease.deadline <= now:
+            if lease is None or lease.deadline <= now or epoch not in (0, lease.epoch):
                 return False
-            lease.deadline = max(lease.deadline, now + ttl)
+            span = min(ttl, self._limits.longest_ttl)
+            lease.renewed = True
+            if now + span > lease.deadline:
+                lease.deadline, lease.granted_ttl = now + span, span
+            self._observer.changed(lease)
             return True
 
     def release(self, lease_id: str, epoch: int = 0, reason: EndReason = EndReason.RELEASED) -> bool:
@@ -183,17 +91,22 @@ class Lessor:
             self._end(lease, reason)
             return True
 
-    def ticket(self, ticket_id: str, owner: Owner, prompt_prefixes: bytes, duration: int) -> Ticket | Refusal:
+    def ticket(
+        self, ticket_id: str, attempt_id: str, owner: Owner, prompt_prefixes: bytes, duration: int
+    ) -> Ticket | Refusal:
         """Promises the longest run of blocks that a lease of ``owner`` shares with the reader's prompt.
 
-        ``prompt_prefixes`` is the first PREFIX_BYTES of each of the prompt's block hashes. A repeated id gets the same
-        answer.
+        ``prompt_prefixes`` is the first PREFIX_BYTES of each of the prompt's block hashes. A repeat of an open ticket
+        by its attempt gets the same answer; a ticket that is over, or another attempt's, is refused.
         """
         with self._lock:
             known = self._tickets.get(ticket_id)
-            if known is not None:
+            if known is not None and known.attempt_id == attempt_id:
                 return known
-            answer = self._choose(ticket_id, owner, prompt_prefixes, duration)
+            if known is not None or ticket_id in self._used:
+                answer: Ticket | Refusal = Refusal.USED
+            else:
+                answer = self._choose(ticket_id, attempt_id, owner, prompt_prefixes, duration)
             if isinstance(answer, Ticket):
                 self._tickets[ticket_id] = answer
                 answer.lease.tickets.add(ticket_id)
@@ -202,8 +115,10 @@ class Lessor:
             return answer
 
     def end_ticket(self, ticket_id: str) -> None:
-        """The reader is done. Unknown ids are fine: the ticket may have run out."""
+        """The reader is done. Unknown ids are fine: the ticket may have run out, or its end may come before its ask."""
         with self._lock:
+            self._used[ticket_id] = self._clock() + self._limits.ticket_duration
+            self._used.move_to_end(ticket_id)
             ticket = self._tickets.pop(ticket_id, None)
             if ticket is not None:
                 ticket.lease.tickets.discard(ticket_id)
@@ -218,9 +133,10 @@ class Lessor:
                 self._due = min((lease.deadline for lease in self._leases.values()), default=now)
             if self._ended:
                 self._collect(now)
+            self._forget_used(now)
 
     def make_room(self, free_blocks: int) -> bool:
-        """Evicts the least recently used leases until ``free_blocks`` are free. Scheduler thread.
+        """Evicts the leases of least value until ``free_blocks`` are free. Scheduler thread.
 
         True when something was freed. Leases with an open ticket stay.
         """
@@ -229,12 +145,11 @@ class Lessor:
             if before >= free_blocks:
                 return False
             self._collect(self._clock())
-            for lease in sorted(self._leases.values(), key=lambda lease: lease.last_used):
+            for lease in self._by_value(self._leases.values()):
                 if self._pool.num_free() >= free_blocks:
                     break
-                if not lease.tickets:
-                    self._end(lease, EndReason.EVICTED)
-                    self._collect(self._clock())
+                self._end(lease, EndReason.EVICTED)
+                self._collect(self._clock())
             return self._pool.num_free() > before
 
     def reset(self) -> None:
@@ -245,7 +160,8 @@ class Lessor:
             for lease in self._ended:
                 self._pool.unpin(lease.block_ids)
             self._ended.clear()
-            self._tickets.clear()
+            for ticket_id in list(self._tickets):
+                self.end_ticket(ticket_id)
 
     def leases(self) -> list[Lease]:
         """The live leases."""
@@ -255,16 +171,38 @@ class Lessor:
     def held_blocks(self) -> int:
         """Different blocks under leases, ended ones that a ticket still keeps included."""
         with self._lock:
-            return len({b for lease in (*self._leases.values(), *self._ended) for b in lease.block_ids})
+            return self._census.blocks_with(self._ended)
 
-    def _choose(self, ticket_id: str, owner: Owner, prefixes: bytes, duration: int) -> Ticket | Refusal:
+    def _successor(
+        self, longest: Lease | None, owner: Owner, turn: int, hashes: Sequence[bytes], block_ids: Sequence[int]
+    ) -> Lease:
+        """A lease that goes on where ``longest`` ended; its deadline is never the earlier one."""
+        self._epoch += 1
+        now = self._clock()
+        deadline = max(now + self._limits.lease_ttl, longest.deadline if longest else 0)
+        return Lease(
+            lease_id=longest.lease_id if longest else self._new_id(),
+            epoch=self._epoch,
+            owner=owner,
+            turn=turn,
+            hashes=tuple(hashes),
+            block_ids=tuple(block_ids),
+            deadline=deadline,
+            granted_ttl=deadline - now,
+            last_used=now,
+        )
+
+    def _choose(
+        self, ticket_id: str, attempt_id: str, owner: Owner, prefixes: bytes, duration: int
+    ) -> Ticket | Refusal:
         now = self._clock()
         live = [lease for lease in self._by_owner.get(owner, ()) if lease.deadline > now]
-        best = max(live, key=lambda lease: _shared(lease.hashes, prefixes), default=None)
-        count = _shared(best.hashes, prefixes) if best else 0
+        best = max(live, key=lambda lease: shared_blocks(lease.hashes, prefixes), default=None)
+        count = shared_blocks(best.hashes, prefixes) if best else 0
         if best is None or count == 0:
             return Refusal.NOT_HELD
-        ticket = Ticket(ticket_id, best, count, now + min(duration, self._limits.ticket_duration))
+        until = now + min(duration, self._limits.ticket_duration)
+        ticket = Ticket(ticket_id, attempt_id, best, count, until)
         return ticket if self._fits(ticket, now) else Refusal.TOO_MANY
 
     def _fits(self, ticket: Ticket, now: int) -> bool:
@@ -274,14 +212,29 @@ class Lessor:
                 covered.update(other.block_ids)
         return len(covered) <= self._pool.num_blocks() * self._limits.ticket_pool_share
 
+    def _add(self, lease: Lease) -> None:
+        siblings = self._by_owner[lease.owner]
+        lease.own_blocks = _own(lease, siblings)
+        self._leases[lease.lease_id] = lease
+        siblings.append(lease)
+        self._census.add(lease)
+        self._due = min(self._due, lease.deadline)
+        self._observer.granted(lease)
+
     def _end(self, lease: Lease, reason: EndReason, continued: bool = False) -> None:
         del self._leases[lease.lease_id]
         siblings = self._by_owner[lease.owner]
         siblings.remove(lease)
-        if not siblings:
-            del self._by_owner[lease.owner]
+        self._census.remove(lease)
         self._ended.append(lease)
         self._observer.ended(lease, reason, continued)
+        for i, sibling in enumerate(siblings):
+            own = _own(sibling, siblings[:i])
+            if own != sibling.own_blocks:
+                sibling.own_blocks = own
+                self._observer.changed(sibling)
+        if not siblings:
+            del self._by_owner[lease.owner]
 
     def _collect(self, now: int) -> None:
         """Frees ended leases whose tickets are over."""
@@ -295,36 +248,49 @@ class Lessor:
                 self._pool.unpin(lease.block_ids)
         self._ended = kept
 
-    def _keep_branch_limit(self, owner: Owner) -> None:
-        branches = sorted(self._by_owner[owner], key=lambda lease: lease.last_used)
-        for lease in branches[: max(0, len(branches) - self._limits.leases_per_session)]:
+    def _forget_used(self, now: int) -> None:
+        while self._used and next(iter(self._used.values())) <= now:
+            self._used.popitem(last=False)
+
+    def _keep_limits(self, owner: Owner) -> None:
+        limits = self._limits
+        siblings = self._by_owner.get(owner, [])
+        self._evict_while(lambda: len(siblings) > limits.leases_per_session, siblings)
+        if limits.session_blocks:
+            self._evict_while(lambda: sum(lease.own_blocks for lease in siblings) > limits.session_blocks, siblings)
+        if limits.tenant_blocks and self._census.of_tenant(owner.tenant) > limits.tenant_blocks:
+            mine = [lease for lease in self._leases.values() if lease.owner.tenant == owner.tenant]
+            self._evict_while(lambda: self._census.of_tenant(owner.tenant) > limits.tenant_blocks, mine)
+
+    def _evict_while(self, over: Callable[[], bool], leases: Iterable[Lease]) -> None:
+        for lease in self._by_value(leases):
+            if not over():
+                return
             self._end(lease, EndReason.EVICTED)
 
+    def _by_value(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Those without a ticket, the least valuable first; among equals the older grant."""
+        now = self._clock()
+        idle = [lease for lease in leases if not lease.tickets]
+        return sorted(idle, key=lambda lease: (self._value(lease, now), lease.epoch))
 
-def _is_prefix(old: Sequence[bytes], new: Sequence[bytes]) -> bool:
-    """Hashes are chained, so equal ones at one place mean equal runs up to it."""
-    return len(old) <= len(new) and old[-1] == new[len(old) - 1]
-
-
-def _shared(hashes: Sequence[bytes], prefixes: bytes) -> int:
-    count = 0
-    for i, block_hash in enumerate(hashes):
-        if block_hash[:PREFIX_BYTES] != prefixes[i * PREFIX_BYTES : (i + 1) * PREFIX_BYTES]:
-            break
-        count += 1
-    return count
-
-
-def common_blocks(hashes: Sequence[bytes], other: Sequence[bytes]) -> int:
-    """Blocks that two fingerprints share from the start, compared in full."""
-    count = 0
-    for mine, theirs in zip(hashes, other, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
+    def _value(self, lease: Lease, now: int) -> float:
+        others = [sibling for sibling in self._by_owner[lease.owner] if sibling is not lease]
+        return self._worth.of(
+            own_blocks=_own(lease, others),
+            idle=now - lease.last_used,
+            left=lease.deadline - now,
+            granted_ttl=lease.granted_ttl,
+            renewed=lease.renewed,
+            tenant_share=self._census.share(lease.owner.tenant),
+        )
 
 
-def hash_prefixes(hashes: Iterable[bytes]) -> bytes:
-    """What a reader sends of its prompt's block hashes."""
-    return b"".join(bytes(block_hash[:PREFIX_BYTES]) for block_hash in hashes)
+def _own(lease: Lease, others: Iterable[Lease]) -> int:
+    """Blocks of a lease that none of ``others`` holds too; what two leases share, they share from the front."""
+    return len(lease.block_ids) - max((_shared_run(lease, other) for other in others), default=0)
+
+
+def _shared_run(lease: Lease, other: Lease) -> int:
+    mine, theirs = lease.block_ids, other.block_ids
+    return bisect_left(range(min(len(mine), len(theirs))), True, key=lambda i: mine[i] != theirs[i])

@@ -7,86 +7,52 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 
 import grpc
 
 from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide.lease.v1 import lease_pb2_grpc
-from kvtide_connector import wire
-from kvtide_connector.clock import Clock
-from kvtide_connector.lessor import EndReason, Lease, Lessor, Owner, Refusal, Ticket
+from kvtide_connector.dialogue import Dialogue
 
-PROTOCOL_VERSION = 2
-_DEFAULT_BEAT = 1.0
+_GOODBYE_SECONDS = 1.0
 
 logger = logging.getLogger("vllm.kvtide.link")
+Outbox = queue.SimpleQueue[pb.AttachRequest | None]
 
 
 class EngineLink:
-    """Reports leases, answers and asks for tickets. Keeps itself connected until closed."""
+    """Carries a dialogue. Keeps itself connected until closed."""
 
-    def __init__(
-        self,
-        engine: pb.Engine,
-        address: str,
-        api_key: str,
-        retry: float,
-        clock: Clock,
-        load: Callable[[], pb.Beat],
-    ) -> None:
-        """``load`` fills in everything of a beat but the clock stamp; ``retry`` is in seconds."""
-        self._engine = engine
+    def __init__(self, dialogue: Dialogue, address: str, api_key: str, retry: float) -> None:
+        """``retry`` is in seconds."""
+        self._dialogue = dialogue
         self._address = address
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._retry = retry
-        self._clock = clock
-        self._load = load
-        self._lessor: Lessor | None = None
-        self._outbox: queue.SimpleQueue[pb.AttachRequest | None] = queue.SimpleQueue()
-        self._asks: dict[str, Future[pb.TicketResponse]] = {}
-        self._asks_lock = threading.Lock()
-        self._beat_interval = _DEFAULT_BEAT
+        self._outbox: Outbox = queue.SimpleQueue()
         self._closed = threading.Event()
         self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._run, name="kvtide-link", daemon=True)
+        dialogue.send = self._send
 
-    def start(self, lessor: Lessor | None) -> None:
-        """Connects; ``lessor`` holds what this engine reports and tickets are asked for (None on a prefill engine)."""
-        self._lessor = lessor
+    def start(self) -> None:
+        """Connects."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the stream; safe to call twice."""
+        """Says goodbye, so that what this engine held is reported lost at once, and ends; safe to call twice."""
+        self._send(pb.AttachRequest(goodbye=pb.Goodbye()))
         self._closed.set()
         self._outbox.put(None)
+        self._join(_GOODBYE_SECONDS)
         if self._call is not None:
             self._call.cancel()
+        self._join(_GOODBYE_SECONDS)
+
+    def _join(self, seconds: float) -> None:
         if self._thread.is_alive():
-            self._thread.join(timeout=2)
-
-    def granted(self, lease: Lease) -> None:
-        """Reports a new lease."""
-        self._send(pb.AttachRequest(granted=wire.lease_message(lease, self._engine, self._clock())))
-
-    def ended(self, lease: Lease, reason: EndReason) -> None:
-        """Reports the end of a lease."""
-        self._send(pb.AttachRequest(ended=wire.ended_message(lease, reason)))
-
-    def ask(self, request: pb.TicketRequest) -> "Future[pb.TicketResponse]":
-        """Asks a holder for a ticket. The future may never be done: the caller keeps the deadline."""
-        future: Future[pb.TicketResponse] = Future()
-        with self._asks_lock:
-            self._asks[request.ticket_id] = future
-        self._send(pb.AttachRequest(ticket_request=request))
-        return future
-
-    def done(self, ticket_id: str, holder: str) -> None:
-        """Tells the holder that a ticket is over; also forgets an ask that was given up."""
-        with self._asks_lock:
-            self._asks.pop(ticket_id, None)
-        self._send(pb.AttachRequest(ticket_release=pb.TicketRelease(ticket_id=ticket_id, engine=holder)))
+            self._thread.join(seconds)
 
     def _send(self, message: pb.AttachRequest) -> None:
         if not self._closed.is_set():
@@ -118,35 +84,29 @@ class EngineLink:
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         with grpc.insecure_channel(self._address, options) as channel:
-            outbox: queue.SimpleQueue[pb.AttachRequest | None] = queue.SimpleQueue()
-            outgoing = self._outgoing(pb.AttachRequest(hello=self._hello(outbox)), outbox)
+            outbox: Outbox = queue.SimpleQueue()
+            outgoing = self._outgoing(self._hello(outbox), outbox)
             call = lease_pb2_grpc.LeaseServiceStub(channel).Attach(outgoing, metadata=self._metadata)
             self._call = call
             for message in call:
-                self._handle(message)
+                self._dialogue.handle(message)
 
-    def _hello(self, outbox: "queue.SimpleQueue[pb.AttachRequest | None]") -> pb.Hello:
+    def _hello(self, outbox: Outbox) -> pb.AttachRequest:
         """Switches to a fresh outbox before the snapshot: later changes follow it, earlier ones are in it."""
         old, self._outbox = self._outbox, outbox
         old.put(None)
-        leases = self._lessor.leases() if self._lessor else []
-        now = self._clock()
-        return pb.Hello(
-            protocol_version=PROTOCOL_VERSION,
-            engine=self._engine,
-            leases=[wire.lease_message(lease, self._engine, now) for lease in leases],
-        )
+        if self._closed.is_set():
+            outbox.put(None)
+        return pb.AttachRequest(hello=self._dialogue.hello())
 
-    def _outgoing(
-        self, hello: pb.AttachRequest, outbox: "queue.SimpleQueue[pb.AttachRequest | None]"
-    ) -> Iterator[pb.AttachRequest]:
+    def _outgoing(self, hello: pb.AttachRequest, outbox: Outbox) -> Iterator[pb.AttachRequest]:
         """The hello first, whatever other threads have put into the outbox meanwhile."""
         yield hello
         due = time.monotonic()
         while True:
             if (left := due - time.monotonic()) <= 0:
-                due = time.monotonic() + self._beat_interval
-                yield self._beat()
+                due = time.monotonic() + self._dialogue.beat_interval
+                yield self._dialogue.beat()
                 continue
             try:
                 message = outbox.get(timeout=left)
@@ -155,51 +115,3 @@ class EngineLink:
             if message is None:
                 return
             yield message
-
-    def _beat(self) -> pb.AttachRequest:
-        beat = self._load()
-        beat.clock_stamp = self._clock()
-        return pb.AttachRequest(beat=beat)
-
-    def _handle(self, message: pb.AttachResponse) -> None:
-        kind = message.WhichOneof("message")
-        if kind == "welcome":
-            self._beat_interval = wire.nanoseconds(message.welcome.beat_interval) / 1e9 or _DEFAULT_BEAT
-            logger.info("Engine link to %s is up as %s", self._address, self._engine.name)
-        elif kind == "ticket_request":
-            self._answer(message.ticket_request)
-        elif kind == "ticket_response":
-            self._resolve(message.ticket_response)
-        elif self._lessor is not None:
-            self._obey(self._lessor, message)
-
-    def _obey(self, lessor: Lessor, message: pb.AttachResponse) -> None:
-        kind = message.WhichOneof("message")
-        if kind == "ticket_release":
-            lessor.end_ticket(message.ticket_release.ticket_id)
-        elif kind == "release":
-            lessor.release(message.release.lease_id, message.release.epoch)
-        elif kind == "renewals":
-            for renewal in message.renewals.renewals:
-                lessor.renew(renewal.lease_id, wire.nanoseconds(renewal.ttl))
-
-    def _answer(self, request: pb.TicketRequest) -> None:
-        answer: Ticket | Refusal
-        if self._lessor is None:
-            answer = Refusal.NOT_HELD
-        elif request.boot_id != self._engine.boot_id:
-            answer = Refusal.RESTARTED
-        else:
-            owner = Owner(request.tenant, request.session_id)
-            span = wire.nanoseconds(request.duration)
-            answer = self._lessor.ticket(request.ticket_id, owner, request.prompt_hash_prefixes, span)
-        response = wire.ticket_message(request.ticket_id, answer, self._engine, self._clock())
-        self._send(pb.AttachRequest(ticket_response=response))
-
-    def _resolve(self, response: pb.TicketResponse) -> None:
-        with self._asks_lock:
-            future = self._asks.pop(response.ticket_id, None)
-        if future is not None:
-            future.set_result(response)
-        elif not response.refusal:
-            self.done(response.ticket_id, response.holder.name)

@@ -7,7 +7,7 @@ at its next step.
 
 from collections.abc import Sequence
 
-from kvtide_connector.lessor import BlockPool
+from kvtide_connector.holds import BlockPool
 
 
 class Offers:

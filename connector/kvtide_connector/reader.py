@@ -6,8 +6,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide_connector import wire
 from kvtide_connector.clock import Clock, reader_deadline
-from kvtide_connector.lessor import common_blocks, hash_prefixes
-from kvtide_connector.link import EngineLink
+from kvtide_connector.dialogue import Dialogue
+from kvtide_connector.fingerprint import common_blocks, hash_prefixes
 from kvtide_connector.settings import ConnectorSettings, nanoseconds
 from kvtide_connector.turn import Load, Turn
 
@@ -17,7 +17,7 @@ class Reader:
 
     def __init__(
         self,
-        link: EngineLink,
+        link: Dialogue,
         settings: ConnectorSettings,
         block_size: int,
         pairing_digest: str,
@@ -51,6 +51,7 @@ class Reader:
                 boot_id=lease.boot_id,
                 prompt_hash_prefixes=hash_prefixes(usable),
                 duration=wire.duration(nanoseconds(self._settings.kvtide_ticket_duration)),
+                attempt_id=directive.attempt_id,
             )
         )
 

@@ -10,7 +10,8 @@ from kvtide import directive as directives
 from kvtide.lease.v1 import directive_pb2
 from kvtide_connector import wire
 from kvtide_connector.clock import Clock, host_boot_id, reader_deadline
-from kvtide_connector.lessor import Lessor, Owner
+from kvtide_connector.holds import Owner
+from kvtide_connector.lessor import Lessor
 from kvtide_connector.offers import Offers
 from kvtide_connector.reader import Reader
 from kvtide_connector.settings import ConnectorSettings, nanoseconds

@@ -47,6 +47,16 @@ class ConnectorSettings:
     """Holds give way as soon as less than this share of the pool is free."""
     kvtide_leases_per_session: int = 8
     """Branches of one session that are held at once; the least recently used goes."""
+    kvtide_session_tokens: int = 0
+    """Tokens held for one session at most, shared ones once; beyond, its least valuable lease goes. 0: no limit."""
+    kvtide_tenant_tokens: int = 0
+    """The same for one tenant."""
+    kvtide_lease_ttl_max: float = 3600.0
+    """A renewal grants no more than this."""
+    kvtide_value_half_life: float = 60.0
+    """Idle time after which a lease is worth half as much when holds must give way."""
+    kvtide_value_long_tokens: int = 32768
+    """Length of a conversation whose recomputation costs twice as much a token as a short one's."""
     kvtide_link_retry: float = 0.5
     """Pause before the engine link is opened again."""
     kvtide_progress_thread_delay_us: int = -1
@@ -62,6 +72,10 @@ class ConnectorSettings:
                 raise ValueError(f"{name} is a share, at most 1")
         if self.kv_recompute_threshold < 0 or self.kvtide_leases_per_session < 1:
             raise ValueError("kv_recompute_threshold must not be negative, kvtide_leases_per_session at least 1")
+        if min(self.kvtide_session_tokens, self.kvtide_tenant_tokens) < 0 or self.kvtide_value_long_tokens < 1:
+            raise ValueError("limits in tokens must not be negative, kvtide_value_long_tokens at least 1")
+        if self.kvtide_lease_ttl_max < self.decoder_kv_blocks_ttl:
+            raise ValueError("kvtide_lease_ttl_max must not be below decoder_kv_blocks_ttl")
         if self.kvtide_ticket_margin * 2 >= self.kvtide_ticket_duration:
             raise ValueError("kvtide_ticket_margin must be less than half of kvtide_ticket_duration")
 

@@ -3,7 +3,7 @@
 from google.protobuf.duration_pb2 import Duration
 
 from kvtide.lease.v1 import lease_pb2 as pb
-from kvtide_connector.lessor import EndReason, Lease, Refusal, Ticket
+from kvtide_connector.holds import EndReason, Lease, Refusal, Ticket
 
 _REASONS = {
     EndReason.SUPERSEDED: pb.LEASE_END_REASON_SUPERSEDED,
@@ -17,6 +17,7 @@ _REFUSALS = {
     Refusal.RESTARTED: pb.TICKET_REFUSAL_RESTARTED,
     Refusal.TOO_MANY: pb.TICKET_REFUSAL_TOO_MANY,
     Refusal.UNREACHABLE: pb.TICKET_REFUSAL_UNREACHABLE,
+    Refusal.USED: pb.TICKET_REFUSAL_USED,
 }
 
 
@@ -43,12 +44,15 @@ def lease_message(lease: Lease, engine: pb.Engine, now: int) -> pb.Lease:
         num_tokens=len(lease.block_ids) * engine.block_size,
         last_hash=lease.hashes[-1],
         ttl=duration(max(0, lease.deadline - now)),
+        own_tokens=lease.own_blocks * engine.block_size,
+        granted_ttl=duration(lease.granted_ttl),
     )
 
 
-def ended_message(lease: Lease, reason: EndReason) -> pb.LeaseEnded:
+def ended_message(lease: Lease, reason: EndReason, engine: pb.Engine) -> pb.LeaseEnded:
     """The end of a lease as the directory sees it."""
-    return pb.LeaseEnded(lease_id=lease.lease_id, epoch=lease.epoch, reason=_REASONS[reason])
+    tokens = len(lease.block_ids) * engine.block_size
+    return pb.LeaseEnded(lease_id=lease.lease_id, epoch=lease.epoch, reason=_REASONS[reason], num_tokens=tokens)
 
 
 def ticket_message(ticket_id: str, answer: Ticket | Refusal, holder: pb.Engine, now: int) -> pb.TicketResponse:

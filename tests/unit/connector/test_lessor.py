@@ -6,7 +6,10 @@ from itertools import count
 
 import pytest
 
-from kvtide_connector.lessor import EndReason, Lease, Lessor, Limits, Owner, Refusal, Ticket, hash_prefixes
+from kvtide_connector.fingerprint import hash_prefixes
+from kvtide_connector.holds import EndReason, Lease, Limits, Owner, Refusal, Ticket
+from kvtide_connector.lessor import Lessor
+from kvtide_connector.value import Worth
 
 OWNER = Owner("acme", "s1")
 OTHER = Owner("acme", "s2")
@@ -38,6 +41,9 @@ class Log:
     def granted(self, lease: Lease) -> None:
         self.lines.append(("granted", lease.lease_id))
 
+    def changed(self, lease: Lease) -> None:
+        self.lines.append(("changed", lease.lease_id))
+
     def ended(self, lease: Lease, reason: EndReason, continued: bool) -> None:
         self.lines.append((reason.value + (" continued" if continued else ""), lease.lease_id))
 
@@ -46,19 +52,30 @@ class Log:
 
 
 class World:
-    def __init__(self, blocks: int = 100, branches: int = 8) -> None:
+    def __init__(self, blocks: int = 100, branches: int = 8, session: int = 0, tenant: int = 0) -> None:
         self.now = 0
         self.pool = CountedPool(blocks)
         self.log = Log()
         ids = count(1)
-        limits = Limits(lease_ttl=120, ticket_duration=30, ticket_pool_share=0.5, leases_per_session=branches)
-        self.lessor = Lessor(self.pool, lambda: self.now, limits, lambda: f"lease-{next(ids)}", self.log)
+        limits = Limits(
+            lease_ttl=120,
+            longest_ttl=1000,
+            ticket_duration=30,
+            ticket_pool_share=0.5,
+            leases_per_session=branches,
+            session_blocks=session,
+            tenant_blocks=tenant,
+        )
+        worth = Worth(half_life=60, long_blocks=1000)
+        self.lessor = Lessor(self.pool, lambda: self.now, limits, worth, lambda: f"lease-{next(ids)}", self.log)
 
     def hold(self, text: str, first_block: int = 0, owner: Owner = OWNER, turn: int = 1) -> Lease:
         return self.lessor.grant(owner, turn, fingerprint(text), range(first_block, first_block + len(text)))
 
-    def ask(self, text: str, ticket: str = "t1", owner: Owner = OWNER, duration: int = 30) -> Ticket | Refusal:
-        return self.lessor.ticket(ticket, owner, hash_prefixes(fingerprint(text)), duration)
+    def ask(
+        self, text: str, ticket: str = "t1", owner: Owner = OWNER, duration: int = 30, attempt: str = "a1"
+    ) -> Ticket | Refusal:
+        return self.lessor.ticket(ticket, attempt, owner, hash_prefixes(fingerprint(text)), duration)
 
 
 def fingerprint(text: str) -> list[bytes]:
@@ -311,3 +328,111 @@ def test_held_blocks_counts_shared_ones_once() -> None:
     world.hold("abX", first_block=0)
     world.lessor.grant(OWNER, 1, fingerprint("abY"), [0, 1, 7])
     assert world.lessor.held_blocks() == 4
+
+
+def test_a_ticket_of_another_attempt_is_refused_and_changes_nothing() -> None:
+    world = World()
+    world.hold("abc")
+    first = given(world.ask("abc", attempt="a1"))
+    assert world.ask("abc", attempt="a2") is Refusal.USED
+    assert world.ask("abc", attempt="a1") is first
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_a_ticket_that_is_over_is_not_given_again_in_whatever_order_its_messages_came(asked_first: bool) -> None:
+    world = World()
+    world.hold("abc")
+    if asked_first:
+        given(world.ask("abc"))
+    world.lessor.end_ticket("t1")
+    assert world.ask("abc") is Refusal.USED
+    lease = world.lessor.leases()[0]
+    assert not lease.tickets
+
+
+def test_ids_of_old_tickets_are_forgotten() -> None:
+    world = World()
+    world.hold("abc")
+    world.lessor.end_ticket("t1")
+    world.now = 30
+    world.lessor.step()
+    assert given(world.ask("abc")).num_blocks == 3
+
+
+def test_a_renewal_for_another_epoch_or_beyond_the_longest_ttl() -> None:
+    world = World()
+    lease = world.hold("abc")
+    assert not world.lessor.renew(lease.lease_id, 500, epoch=lease.epoch + 1)
+    assert lease.deadline == 120
+    assert world.lessor.renew(lease.lease_id, 5000, epoch=lease.epoch)
+    assert (lease.deadline, lease.granted_ttl) == (1000, 1000)
+    assert world.log.lines[-1] == ("changed", lease.lease_id)
+
+
+def test_a_successor_ends_no_earlier_than_what_it_supersedes_and_stays_renewed() -> None:
+    world = World()
+    world.lessor.renew(world.hold("ab").lease_id, 900)
+    world.now = 10
+    lease = world.hold("abc", first_block=10)
+    assert (lease.deadline, lease.renewed) == (900, True)
+
+
+def test_tokens_of_a_session_are_counted_once_and_move_to_whoever_is_left() -> None:
+    world = World()
+    first = world.hold("abX", first_block=0)
+    second = world.lessor.grant(OWNER, 1, fingerprint("abY"), [0, 1, 7])
+    assert (first.own_blocks, second.own_blocks) == (3, 1)
+    world.lessor.release(first.lease_id)
+    assert second.own_blocks == 3
+    assert world.log.lines[-1] == ("changed", second.lease_id)
+
+
+def test_a_session_over_its_limit_loses_its_least_valuable_branch() -> None:
+    world = World(session=5)
+    old = world.hold("aXX", first_block=0)
+    world.now = 50
+    new = world.hold("bYY", first_block=10)
+    world.hold("cde", first_block=20, owner=OTHER)
+    assert [lease.lease_id for lease in world.lessor.leases() if lease.owner == OWNER] == [new.lease_id]
+    assert ("evicted", old.lease_id) in world.log.lines
+
+
+def test_a_tenant_over_its_limit_loses_its_own_and_nobody_elses() -> None:
+    world = World(tenant=5)
+    foreign = world.hold("xyzuvw"[:5], first_block=50, owner=Owner("other", "s9"))
+    world.now = 50
+    world.hold("abc", first_block=0)
+    world.now = 60
+    last = world.hold("def", first_block=10, owner=OTHER)
+    assert [lease.lease_id for lease in world.lessor.leases()] == [foreign.lease_id, last.lease_id]
+
+
+def test_a_limit_takes_nothing_that_a_ticket_covers() -> None:
+    world = World(tenant=5)
+    read = world.hold("abc", first_block=0)
+    given(world.ask("abc"))
+    world.now = 1
+    world.hold("def", first_block=10, owner=OTHER)
+    assert [lease.lease_id for lease in world.lessor.leases()] == [read.lease_id]
+
+
+def test_under_pressure_a_renewed_lease_outlives_one_that_nobody_renews() -> None:
+    world = World(blocks=9)
+    renewed = world.hold("abc", first_block=0)
+    world.lessor.renew(renewed.lease_id, 120)
+    world.now = 5
+    world.hold("uvw", first_block=3, owner=OTHER)
+    assert world.lessor.make_room(6)
+    assert [lease.lease_id for lease in world.lessor.leases()] == [renewed.lease_id]
+
+
+def test_under_pressure_what_a_sibling_holds_too_goes_first() -> None:
+    world = World(blocks=20)
+    world.hold("abcd", first_block=0)
+    twin = world.lessor.grant(OWNER, 1, fingerprint("abc"), [0, 1, 2])
+    world.now = 50
+    world.hold("uvw", first_block=10, owner=OTHER)
+    world.lessor.make_room(15)
+    assert ("evicted", twin.lease_id) in world.log.lines
+    assert world.log.lines.index(("evicted", twin.lease_id)) < len(world.log.lines)
+    assert [lease.block_ids[0] for lease in world.lessor.leases()] == [10]

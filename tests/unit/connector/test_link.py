@@ -13,8 +13,11 @@ from google.protobuf.duration_pb2 import Duration
 
 from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide.lease.v1 import lease_pb2_grpc
-from kvtide_connector.lessor import EndReason, Lease, Lessor, Limits, Owner, Refusal
+from kvtide_connector.dialogue import Dialogue
+from kvtide_connector.holds import EndReason, Lease, Limits, Owner, Refusal
+from kvtide_connector.lessor import Lessor
 from kvtide_connector.link import EngineLink
+from kvtide_connector.value import Worth
 
 ENGINE = pb.Engine(name="decode-0", boot_id="boot", role=pb.ENGINE_ROLE_DECODE, block_size=32)
 
@@ -37,6 +40,7 @@ class Service(lease_pb2_grpc.LeaseServiceServicer):
                 self.inbox.put(message)
         except grpc.RpcError:
             return
+        self.outbox.put(None)
 
     def next(self, kind: str) -> Any:
         while True:
@@ -56,15 +60,19 @@ class Pool:
 
 
 class Reports:
-    """Forwards the rules' events to a link that is made after them."""
+    """Forwards the rules' events."""
 
-    link: EngineLink
+    def __init__(self, dialogue: Dialogue) -> None:
+        self.dialogue = dialogue
 
     def granted(self, lease: Lease) -> None:
-        self.link.granted(lease)
+        self.dialogue.granted(lease)
+
+    def changed(self, lease: Lease) -> None:
+        self.dialogue.granted(lease)
 
     def ended(self, lease: Lease, reason: EndReason, continued: bool) -> None:
-        self.link.ended(lease, reason)
+        self.dialogue.ended(lease, reason)
 
     def ticketed(self, refusal: Refusal | None) -> None: ...
 
@@ -76,11 +84,11 @@ class World:
         lease_pb2_grpc.add_LeaseServiceServicer_to_server(self.service, self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
-        reports = Reports()
-        ids, limits = count(1), Limits(10**12, 10**10, 0.5, 8)
-        self.lessor = Lessor(Pool(), lambda: 7, limits, lambda: f"lease-{next(ids)}", reports)
-        self.link = EngineLink(ENGINE, f"127.0.0.1:{port}", "", 0.05, lambda: 7, lambda: pb.Beat(free_blocks=5))
-        reports.link = self.link
+        self.dialogue = Dialogue(ENGINE, lambda: 7, lambda: pb.Beat(free_blocks=5))
+        ids, limits, worth = count(1), Limits(10**12, 10**12, 10**10, 0.5, 8), Worth(10**10, 1000)
+        self.lessor = Lessor(Pool(), lambda: 7, limits, worth, lambda: f"lease-{next(ids)}", Reports(self.dialogue))
+        self.dialogue.speaks_for(self.lessor)
+        self.link = EngineLink(self.dialogue, f"127.0.0.1:{port}", "", 0.05)
 
     def hold(self, letters: str) -> Lease:
         hashes = [letter.encode() * 32 for letter in letters]
@@ -101,7 +109,7 @@ def world() -> Iterator[World]:
 
 def test_says_hello_with_everything_held_then_beats(world: World) -> None:
     lease = world.hold("ab")
-    world.link.start(world.lessor)
+    world.link.start()
     hello = world.service.next("hello")
     assert (hello.protocol_version, hello.engine.name) == (2, "decode-0")
     assert [held.lease_id for held in hello.leases] == [lease.lease_id]
@@ -111,7 +119,7 @@ def test_says_hello_with_everything_held_then_beats(world: World) -> None:
 
 
 def test_reports_grants_and_ends(world: World) -> None:
-    world.link.start(world.lessor)
+    world.link.start()
     world.service.next("hello")
     lease = world.hold("ab")
     assert world.service.next("granted").lease_id == lease.lease_id
@@ -133,7 +141,7 @@ def request(boot_id: str = "boot") -> pb.TicketRequest:
 
 def test_a_holder_answers_with_blocks_and_full_hashes(world: World) -> None:
     world.hold("abc")
-    world.link.start(world.lessor)
+    world.link.start()
     world.service.outbox.put(pb.AttachResponse(ticket_request=request()))
     response = world.service.next("ticket_response")
     assert list(response.block_ids) == [0, 1]
@@ -144,23 +152,23 @@ def test_a_holder_answers_with_blocks_and_full_hashes(world: World) -> None:
 
 def test_a_holder_of_another_boot_refuses(world: World) -> None:
     world.hold("abc")
-    world.link.start(world.lessor)
+    world.link.start()
     world.service.outbox.put(pb.AttachResponse(ticket_request=request("older")))
     assert world.service.next("ticket_response").refusal == pb.TICKET_REFUSAL_RESTARTED
 
 
 def test_an_ask_gets_its_answer(world: World) -> None:
-    world.link.start(None)
-    future = world.link.ask(request())
+    world.link.start()
+    future = world.dialogue.ask(request())
     assert world.service.next("ticket_request").ticket_id == "t1"
     world.service.outbox.put(pb.AttachResponse(ticket_response=pb.TicketResponse(ticket_id="t1", lease_id="l1")))
     assert future.result(timeout=10).lease_id == "l1"
 
 
 def test_an_answer_after_the_ask_was_given_up_is_given_back(world: World) -> None:
-    world.link.start(None)
-    world.link.ask(request())
-    world.link.done("t1", "decode-0")
+    world.link.start()
+    world.dialogue.ask(request())
+    world.dialogue.done("t1", "decode-0")
     world.service.next("ticket_release")
     late = pb.TicketResponse(ticket_id="t1", lease_id="l1", holder=ENGINE)
     world.service.outbox.put(pb.AttachResponse(ticket_response=late))
@@ -168,7 +176,7 @@ def test_an_answer_after_the_ask_was_given_up_is_given_back(world: World) -> Non
 
 
 def test_reconnects_with_a_fresh_snapshot(world: World) -> None:
-    world.link.start(world.lessor)
+    world.link.start()
     world.service.next("hello")
     lease = world.hold("ab")
     world.service.outbox.put(None)
@@ -187,7 +195,7 @@ def test_what_is_reported_while_the_snapshot_is_taken_follows_the_hello(
         return leases
 
     monkeypatch.setattr(world.lessor, "leases", take_and_hold)
-    world.link.start(world.lessor)
+    world.link.start()
     assert world.service.inbox.get(timeout=10).WhichOneof("message") == "hello"
     assert world.service.next("granted").num_tokens == 64
 
@@ -197,15 +205,47 @@ def test_a_message_that_cannot_be_handled_does_not_end_the_link(world: World, mo
         raise RuntimeError("boom")
 
     monkeypatch.setattr(world.lessor, "release", broken)
-    world.link.start(world.lessor)
+    world.link.start()
     world.service.next("hello")
     world.service.outbox.put(pb.AttachResponse(release=pb.LeaseRelease(lease_id="l1")))
     world.service.outbox.put(None)
     assert world.service.next("hello").engine.name == "decode-0"
 
 
+def test_a_hello_lists_what_ended_lately_with_its_reason(world: World) -> None:
+    lease = world.hold("abc")
+    world.lessor.release(lease.lease_id)
+    world.link.start()
+    (ended,) = world.service.next("hello").ended
+    assert (ended.lease_id, ended.epoch, ended.num_tokens) == (lease.lease_id, lease.epoch, 3 * ENGINE.block_size)
+    assert ended.reason == pb.LEASE_END_REASON_RELEASED
+
+
+def test_renewals_are_obeyed_each_for_its_epoch_and_reported(world: World) -> None:
+    lease = world.hold("abc")
+    world.link.start()
+    world.service.next("hello")
+    span = Duration(seconds=900)
+    stale = pb.LeaseRenewal(lease_id=lease.lease_id, ttl=Duration(seconds=999), epoch=lease.epoch + 1)
+    good = pb.LeaseRenewal(lease_id=lease.lease_id, ttl=span, epoch=lease.epoch)
+    world.service.outbox.put(pb.AttachResponse(renewals=pb.LeaseRenewals(renewals=[stale, good])))
+    world.lessor.release(world.hold("xyz").lease_id)
+    reports = [world.service.next("granted") for _ in range(2)]
+    renewed = next(report for report in reports if report.lease_id == lease.lease_id)
+    assert (renewed.ttl, renewed.granted_ttl) == (Duration(seconds=1000), Duration(seconds=1000))
+
+
+def test_a_goodbye_is_the_last_word(world: World) -> None:
+    world.link.start()
+    world.service.next("hello")
+    world.link.close()
+    world.service.next("goodbye")
+    world.hold("abc")
+    assert world.service.inbox.empty()
+
+
 def test_close_ends_the_thread_at_once(world: World) -> None:
-    world.link.start(world.lessor)
+    world.link.start()
     world.service.next("hello")
     world.link.close()
     assert not world.link._thread.is_alive()

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 from kvtide.lease.v1 import directive_pb2
 from kvtide.lease.v1 import lease_pb2 as pb
 from kvtide_connector.clock import SECOND
-from kvtide_connector.link import EngineLink
+from kvtide_connector.dialogue import Dialogue
 from kvtide_connector.reader import Reader
 from kvtide_connector.settings import ConnectorSettings
 from kvtide_connector.turn import Load, Turn
@@ -37,7 +37,7 @@ class World:
         self.link = FakeLink()
         self.prompt_tokens = prompt_tokens
         self.hashes = [bytes([i]) * 32 for i in range(prompt_tokens // BLOCK)]
-        link = cast(EngineLink, self.link)
+        link = cast(Dialogue, self.link)
         self.reader = Reader(link, ConnectorSettings(), BLOCK, "digest", lambda: self.now, lambda: "t1")
         lease = directive_pb2.LeaseRef(lease_id="l1", epoch=3, engine="decode-0", boot_id="boot")
         self.turn = Turn(directive_pb2.TurnDirective(tenant="acme", session_id="s1", lease=lease))
